@@ -1,0 +1,112 @@
+"""The command `gradmm`. Imports are late, so that a mistake in the arguments is told at once."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradmm_core.errors import InputError
+
+OK, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
+
+#: Errors of the operating system that the user can do something about.
+ENVIRONMENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0, 2 for what the user can mend (said in one line), or 1 for what we must."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except InputError as error:
+        print(f"gradmm: {error}", file=sys.stderr)
+        return YOURS
+    except OSError as error:
+        if error.errno not in ENVIRONMENT_ERRORS:
+            raise
+        where = error.filename or getattr(options, "root", "the disk")
+        print(f"gradmm: {where}: {error.strerror}; finished stages are kept, make room and run again", file=sys.stderr)
+        return YOURS
+    except KeyboardInterrupt:
+        print("gradmm: stopped; finished stages and shards are kept, the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gradmm", description="Private text in, synthetic training text out.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a recipe here and now")
+    run.add_argument("recipe", metavar="RECIPE", help="a name from `gradmm recipes`, or a YAML file")
+    run.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE",
+                     help="change a setting of the recipe (repeatable)")  # fmt: skip
+    run.add_argument("--root", type=Path, default=Path("gradmm-root"), metavar="DIR",
+                     help="where stages, runs and releases are kept (default: ./gradmm-root)")  # fmt: skip
+    run.add_argument("--force", action="append", default=[], metavar="STAGE",
+                     help="run this stage even if it is cached (repeatable)")  # fmt: skip
+    run.add_argument("--verbose", action="store_true", help="show Prefect's log too")
+    run.set_defaults(command=_run)
+
+    recipes = commands.add_parser("recipes", help="list the recipes, or show one")
+    recipes.add_argument("--show", metavar="RECIPE", help="print all settings of one recipe")
+    recipes.set_defaults(command=_recipes)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from deployments.recipe_files import find_recipe
+    from gradmm_core.artifacts import Root
+    from gradmm_core.recipe import load_recipe
+    from gradmm_core.stages import STAGES
+
+    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    unknown = sorted(set(options.force) - set(STAGES))
+    if unknown:
+        raise InputError(f"no stage {unknown[0]!r}", "--force", f"choose from {', '.join(STAGES)}")
+    Root(path=options.root).prepare()  # before Prefect takes its seconds to start
+    _quieten(options.verbose)
+
+    from deployments.summary import print_summary
+    from flows.distil import distil
+
+    blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+    record = distil(**blocks, root=options.root, force=tuple(options.force))
+    print_summary(record, Root(path=options.root))
+    return OK
+
+
+def _quieten(verbose: bool) -> None:
+    """Our own log in plain lines; Prefect's only if asked for. Its settings are read when it is imported."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
+    log = logging.getLogger("gradmm_core")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+def _recipes(options: argparse.Namespace) -> int:
+    import yaml
+
+    from deployments.recipe_files import find_recipe, recipe_names
+    from gradmm_core.recipe import load_recipe
+
+    if options.show:
+        recipe = load_recipe(find_recipe(options.show))
+        print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")
+        return OK
+    for name in recipe_names():
+        print(f"{name:20} {load_recipe(find_recipe(name)).description}")
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

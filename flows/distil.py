@@ -1,0 +1,168 @@
+"""The main flow: from private labelled texts to a folder of synthetic sentences, seven stages in a row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prefect import flow
+
+from flows.stage_runs import StageRuns
+from gradmm_core import settings as s
+from gradmm_core.artifacts import Root, StageArtifact
+from gradmm_core.generation import plan_shards
+from gradmm_core.privacy import gaussian_mechanism, guarantee
+from gradmm_core.recipe import Recipe, validate_recipe
+from gradmm_core.run_folder import write_run
+from gradmm_core.run_record import RunRecord, library_versions
+from gradmm_core.template import ResponseTemplate
+from tasks.category_balance import category_balance as category_balance_stage
+from tasks.finetune_eval import finetune_eval as finetune_eval_stage
+from tasks.generation import generation as generation_stage
+from tasks.generation import generation_shard
+from tasks.inputs import dataset_fingerprint, demo_material, model_fingerprint
+from tasks.label_filter import label_filter as label_filter_stage
+from tasks.loss_selection import loss_selection as loss_selection_stage
+from tasks.mia_audit import mia_audit as mia_audit_stage
+from tasks.stage import RunContext
+from tasks.target_gradient import target_gradient as target_gradient_stage
+
+
+@flow(name="gradmm", persist_result=False)
+def distil(
+    name: str,
+    data: s.DataSettings,
+    classes: tuple[s.ClassSettings, ...],
+    model: s.ModelSettings,
+    root: Path = Path("gradmm-root"),
+    force: tuple[str, ...] = (),
+    description: str = "",
+    template: s.TemplateSettings = s.TemplateSettings(),
+    privacy: s.PrivacySettings = s.PrivacySettings(),
+    target_gradient: s.TargetGradientSettings = s.TargetGradientSettings(),
+    generation: s.GenerationSettings = s.GenerationSettings(),
+    label_filter: s.LabelFilterSettings = s.LabelFilterSettings(),
+    loss_selection: s.LossSelectionSettings = s.LossSelectionSettings(),
+    category_balance: s.CategoryBalanceSettings = s.CategoryBalanceSettings(),
+    finetune_eval: s.FinetuneEvalSettings = s.FinetuneEvalSettings(),
+    mia_audit: s.MiaAuditSettings = s.MiaAuditSettings(),
+    seed: int = 0,
+) -> RunRecord:
+    """Distils a labelled data set into readable synthetic sentences.
+
+    The parameters are a recipe's blocks, one for each stage, plus:
+
+    root: the folder that keeps stages, runs and releases.
+    force: stages to run again even if cached.
+    """
+    blocks = {block: value for block, value in locals().items() if block in Recipe.model_fields}
+    return run_recipe(validate_recipe(blocks, where="the flow's parameters"), root, force)
+
+
+def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunRecord:
+    """All stages of one recipe; what is cached is not run again."""
+    began, clock = datetime.now(UTC), time.perf_counter()
+    root = Root(path=root_path.expanduser().resolve())
+    root.prepare()
+    recipe = demo_material(recipe, root)
+    context = RunContext(
+        root=root,
+        data=recipe.data,
+        labels=tuple(c.label for c in recipe.classes),
+        seed=recipe.seed,
+        device=recipe.model.device,
+    )
+    runs = StageRuns(context, frozenset(force))
+    data = dataset_fingerprint(context)
+    model = model_fingerprint(recipe.model)
+    wording = response_template(recipe)
+    mechanism = gaussian_mechanism(recipe.privacy)
+
+    target = runs.run(
+        target_gradient_stage,
+        train=data.train,
+        model=model,
+        wording=wording,
+        settings=recipe.target_gradient,
+        clipping_norm=recipe.privacy.clipping_norm,
+        mechanism=mechanism,
+    )
+    shards = plan_shards(list(context.labels), recipe.generation.per_class, recipe.generation.shard_size)
+    categories = {c.label: c for c in recipe.classes}
+    generated = runs.run_sharded(
+        generation_shard,
+        generation_stage,
+        [
+            {
+                "target": target,
+                "model": model,
+                "wording": wording,
+                "category": categories[shard.label],
+                "shard": shard,
+                "text_tokens": text_tokens(recipe, shard.label, target),
+                "matching": recipe.target_gradient,
+                "settings": recipe.generation,
+                "seed": recipe.seed,
+            }
+            for shard in shards
+        ],
+    )
+    of_their_class = runs.run(
+        label_filter_stage, texts=generated, model=model, wording=wording, settings=recipe.label_filter
+    )
+    selected = runs.run(loss_selection_stage, texts=of_their_class, settings=recipe.loss_selection)
+    balanced = runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
+    evaluation = runs.run(
+        finetune_eval_stage,
+        texts=balanced,
+        train=data.train,
+        validation=data.validation,
+        test=data.test,
+        model=model,
+        wording=wording,
+        settings=recipe.finetune_eval,
+    )
+    audit = runs.run(
+        mia_audit_stage,
+        texts=balanced,
+        members=data.train,
+        non_members=data.validation,
+        model=model,
+        wording=wording,
+        learning_rate=evaluation.figures["learning_rate_synthetic"],
+        finetuning=recipe.finetune_eval,
+        settings=recipe.mia_audit,
+        epsilon=mechanism.epsilon if mechanism else None,
+        delta=mechanism.delta if mechanism else None,
+        seed=recipe.seed,
+    )
+    record = RunRecord(
+        run_id=f"{began:%Y%m%dT%H%M%SZ}-{recipe.name}",
+        recipe=recipe,
+        guarantee=guarantee(recipe.privacy),
+        data=data.model_dump(mode="json"),
+        model=model.model_dump(mode="json"),
+        started=began,
+        seconds=time.perf_counter() - clock,
+        versions=library_versions(),
+        stages=runs.records,
+    )
+    return write_run(root, record, texts=balanced, evaluation=evaluation, audit=audit)
+
+
+def response_template(recipe: Recipe) -> ResponseTemplate:
+    """The part of the recipe that decides an example's tokens."""
+    return ResponseTemplate(
+        suffix=recipe.template.suffix,
+        verbalisers={c.label: c.verbaliser for c in recipe.classes},
+        max_text_tokens=recipe.template.max_text_tokens,
+    )
+
+
+def text_tokens(recipe: Recipe, label: int, target: StageArtifact) -> int:
+    """n, the length of a class's texts: the recipe's, or the mean of its real texts."""
+    if recipe.generation.text_tokens == "auto":
+        return max(1, round(target.figures["text_tokens"][str(label)]))
+    return recipe.generation.text_tokens

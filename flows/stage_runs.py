@@ -1,0 +1,62 @@
+"""Running stages one after another, and keeping the record of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect import Task
+
+from gradmm_core.artifacts import StageArtifact
+from gradmm_core.run_record import StageRecord
+from tasks.stage import RunContext
+
+logger = logging.getLogger("gradmm_core.flow")
+
+
+@dataclass
+class StageRuns:
+    """Runs stages with the run's result storage. `force` names stages to run even if cached."""
+
+    context: RunContext
+    force: frozenset[str]
+    records: list[StageRecord] = field(default_factory=list)
+
+    def run(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact:
+        """One stage: its artifact, made now or found in the cache."""
+        artifact, record = self._run(stage, inputs)
+        self.records.append(record)
+        return artifact
+
+    def run_sharded(
+        self, shard: Task[..., StageArtifact], merge: Task[..., StageArtifact], inputs: Sequence[dict[str, Any]]
+    ) -> StageArtifact:
+        """A stage in shards, each cached by itself, and their merging: one line in the record."""
+        shards = [self._run(shard, each) for each in inputs]
+        artifact, merged = self._run(merge, {"shards": [made for made, _ in shards]})
+        parts = [record for _, record in shards]
+        self.records.append(
+            merged.model_copy(
+                update={
+                    "cached": merged.cached and all(part.cached for part in parts),
+                    "seconds": merged.seconds + sum(part.seconds for part in parts),
+                }
+            )
+        )
+        return artifact
+
+    def _run(self, stage: Task[..., StageArtifact], inputs: dict[str, Any]) -> tuple[StageArtifact, StageRecord]:
+        started = time.perf_counter()
+        configured = stage.with_options(
+            result_storage=self.context.root.results, refresh_cache=stage.name in self.force
+        )
+        state = configured(self.context, **inputs, return_state=True)
+        artifact = state.result()
+        seconds = time.perf_counter() - started
+        cached = state.name == "Cached"
+        logger.info("%s: %d rows, %s", stage.name, artifact.rows, "cached" if cached else f"{seconds:.1f} s")
+        record = StageRecord(cached=cached, seconds=seconds, **artifact.model_dump())
+        return artifact, record

@@ -1,0 +1,124 @@
+"""Algorithm 1 of GRADMM: gradient matching over embeddings, held to readable text by ADMM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradmm_core.settings import AdmmSettings
+
+#: Matching loss of each example of a batch of free embeddings, differentiable.
+Objective = Callable[[Tensor], Tensor]
+#: P: free embeddings to token ids.
+Projection = Callable[[Tensor], Tensor]
+#: Token ids to embeddings.
+Embedding = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class AdmmResult:
+    """Projected texts and how they came about.
+
+    `losses` belong to `token_ids`; `history[t]` are the matching losses of the projection at iteration t.
+    """
+
+    token_ids: Int[Tensor, "batch tokens"]
+    losses: Float[Tensor, " batch"]
+    history: Float[Tensor, "iterations batch"]
+
+
+def best_draws(
+    objective: Objective, embed: Embedding, draws: Int[Tensor, "batch draws tokens"]
+) -> Int[Tensor, "batch tokens"]:
+    """Of several token sequences for each example, the one with the lowest matching loss."""
+    with torch.no_grad():
+        losses = torch.stack([objective(embed(draws[:, i])) for i in range(draws.shape[1])], dim=1)
+    best = losses.argmin(dim=1)
+    return draws[torch.arange(len(draws), device=draws.device), best]
+
+
+def admm(
+    objective: Objective,
+    project: Projection,
+    embed: Embedding,
+    start: Int[Tensor, "batch tokens"],
+    settings: AdmmSettings,
+    iterations: Iterable[int],
+) -> AdmmResult:
+    """Solves one independent problem per row: min_X f(X) subject to X being the embeddings of readable text.
+
+        Z <- P(X + L / rho)
+        L <- L + rho (X - Z)                                   (not in the first iteration)
+        X <- Adam on sum_i f(x_i) + rho/2 ||X - Z + L / rho||^2
+
+    Args:
+        embed: in float32 at least; X, Z and L live there.
+        start: tokens whose embeddings X begins with.
+        iterations: `range(settings.iterations)`, perhaps wrapped to show progress.
+    """
+    rho = settings.rho
+    x = embed(start)
+    if settings.initial_steps:
+        x = _descend(x, objective, settings, settings.initial_steps)
+    dual = torch.zeros_like(x)
+    best = _Best.empty(start)
+    history = []
+    for t in iterations:
+        ids = project(x + dual / rho)
+        z = embed(ids)
+        history.append(best.update(ids, _losses(objective, z)))
+        if t > 0:
+            dual = dual + rho * (x - z)
+        pull = z - dual / rho
+
+        def augmented(x: Tensor, pull: Tensor = pull) -> Tensor:
+            return objective(x) + rho / 2 * (x - pull).square().sum(dim=(1, 2))
+
+        x = _descend(x, augmented, settings, settings.inner_steps)
+    ids = project(x)
+    last = _losses(objective, embed(ids))
+    history.append(best.update(ids, last))
+    if settings.keep == "last":
+        return AdmmResult(ids, last, torch.stack(history))
+    return AdmmResult(best.ids, best.losses, torch.stack(history))
+
+
+@dataclass
+class _Best:
+    """The best projection seen so far, example by example."""
+
+    ids: Tensor
+    losses: Tensor
+
+    @classmethod
+    def empty(cls, like: Tensor) -> _Best:
+        return cls(like.clone(), torch.full((len(like),), torch.inf, device=like.device))
+
+    def update(self, ids: Tensor, losses: Tensor) -> Tensor:
+        better = losses < self.losses
+        self.ids = torch.where(better[:, None], ids, self.ids)
+        self.losses = torch.where(better, losses, self.losses)
+        return losses
+
+
+@torch.no_grad()
+def _losses(objective: Objective, embeddings: Tensor) -> Tensor:
+    return objective(embeddings)
+
+
+def _descend(
+    x: Float[Tensor, "batch tokens hidden"], objective: Objective, settings: AdmmSettings, steps: int
+) -> Float[Tensor, "batch tokens hidden"]:
+    """Adam from x. Each example's gradient is clipped by its own norm, so that rows stay independent."""
+    x = x.detach().clone().requires_grad_(True)
+    adam = torch.optim.Adam([x], lr=settings.learning_rate, fused=True)
+    for _ in range(steps):
+        (x.grad,) = torch.autograd.grad(objective(x).sum(), [x])
+        norms = torch.linalg.vector_norm(x.grad, dim=(1, 2), keepdim=True)
+        x.grad *= (settings.gradient_clip / norms.clamp_min(torch.finfo(x.dtype).tiny)).clamp_max(1.0)
+        adam.step()
+    return x.detach()

@@ -1,0 +1,161 @@
+"""Where a run's files live, and the Parquet that every stage leaves there.
+
+    <root>/stages/<stage>/<key>.parquet     what a stage made; `key` is the digest of what it was made from
+    <root>/runs/<time>-<recipe>/            one run: run.json, report.html, release/
+    <root>/results/                         Prefect's records of finished stages, a few hundred bytes each
+
+Files are published whole or not at all: written beside their place under a temporary name, then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from gradmm_core.errors import InputError
+from gradmm_core.schemas import SCHEMAS
+
+#: The key of the stage's record in a Parquet's own metadata.
+METADATA_KEY = b"gradmm"
+
+
+class StageArtifact(BaseModel):
+    """A small reference to a stage's Parquet. It cannot be made of a file that is missing or has changed.
+
+    Prefect stores it as JSON and validates it when a cached result is read: a deleted or damaged file is then
+    a cache miss, and only that stage runs again.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    path: Path
+    sha256: str
+    rows: int
+    figures: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _file_is_intact(self) -> Self:
+        if not self.path.is_file():
+            raise ValueError(f"{self.path} is missing")
+        if file_digest(self.path) != self.sha256:
+            raise ValueError(f"{self.path} has changed since it was written")
+        return self
+
+    def read(self) -> pd.DataFrame:
+        """The rows, checked against the stage's schema."""
+        return self.read_table().to_pandas()
+
+    def read_table(self) -> pa.Table:
+        table = pq.read_table(self.path)
+        _check_schema(self.stage, table.schema, str(self.path))
+        return table
+
+    def record(self) -> dict[str, Any]:
+        """What the file says of itself: stage, version, settings, upstream digests, figures."""
+        return json.loads(pq.read_schema(self.path).metadata[METADATA_KEY])
+
+
+class Root(BaseModel):
+    """The folder that holds everything a team's runs leave behind."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def stage_file(self, stage: str, key: str) -> Path:
+        return self.path / "stages" / stage / f"{key}.parquet"
+
+    def prepare(self) -> None:
+        """Makes the folder, private to its owner, and proves that it can be written.
+
+        Raises:
+            InputError: if it cannot.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                probe.write(b"x" * 4096)
+        except OSError as error:
+            raise InputError(
+                f"{str(self.path)!r} cannot be written ({error.strerror})", "--root", "choose another folder"
+            ) from error
+
+    def write_stage(
+        self, stage: str, key: str, table: pa.Table | pd.DataFrame, figures: dict[str, Any], record: dict[str, Any]
+    ) -> StageArtifact:
+        """Publishes a stage's rows with `record` (settings, upstream digests, ...) in the file's metadata.
+
+        The bytes depend on the arguments only, never on time or place, so that a stage that comes to the same
+        result again leaves what follows it cached.
+
+        Raises:
+            ValueError: if the rows do not fit the stage's schema.
+        """
+        schema = SCHEMAS[stage]
+        if isinstance(table, pd.DataFrame):
+            table = pa.Table.from_pandas(table, schema=_completed(schema, table), preserve_index=False)
+        _check_schema(stage, table.schema, stage)
+        described = {"stage": stage, **record, "figures": figures}
+        metadata = {METADATA_KEY: json.dumps(described, sort_keys=True, allow_nan=False).encode()}
+        buffer = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+        path = self.stage_file(stage, key)
+        publish(path, buffer.getvalue())
+        return StageArtifact(stage=stage, path=path, sha256=file_digest(path), rows=table.num_rows, figures=figures)
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _completed(schema: pa.Schema, frame: pd.DataFrame) -> pa.Schema:
+    """The schema itself, or an error that names the columns that are missing or too many."""
+    if set(frame.columns) != set(schema.names):
+        raise ValueError(f"columns {sorted(frame.columns)} do not fit the schema {sorted(schema.names)}")
+    return schema
+
+
+def _check_schema(stage: str, schema: pa.Schema, where: str) -> None:
+    expected = SCHEMAS[stage]
+    if [(f.name, _shape(f.type)) for f in schema] != [(f.name, _shape(f.type)) for f in expected]:
+        raise ValueError(f"{where} does not have the schema of {stage}: {schema} is not {expected}")
+
+
+def _shape(kind: pa.DataType) -> str:
+    """A type's name. The width of a vector depends on the model, so any fixed width will do."""
+    return f"vector<{kind.value_type}>" if pa.types.is_fixed_size_list(kind) else str(kind)

@@ -1,0 +1,143 @@
+"""Classifying texts with a causal language model: which class's name comes after text + suffix.
+
+A class is judged by the first token of its verbaliser. First tokens of different classes differ
+(`tokenise_template` refuses a recipe where they do not), so the largest of these few next-token logits names
+one class, and a softmax over them is the model's distribution over classes, given that it answers with one.
+
+All functions read the head from the model itself, where `LanguageModel.head` is a frozen copy: they are right
+for a model in training too. The head is applied where the response is predicted, never at every token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.template import (
+    Batch,
+    TokenisedTemplate,
+    length_bucketed,
+    make_batch,
+    response_hidden_states,
+)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The label of the likeliest class of each text, and the probability of each class."""
+
+    labels: list[int]
+    probabilities: Float[Tensor, "texts classes"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one pass over labelled texts gives, in the order of the texts, on the CPU.
+
+    `losses` are the response losses: the mean over the m response tokens of the cross-entropy (nats) over the
+    whole vocabulary. `class_logits` has a column for each of `template.labels`.
+    """
+
+    class_logits: Float[Tensor, "texts classes"]
+    losses: Float[Tensor, " texts"]
+
+
+@torch.no_grad()
+def class_logits(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    batch_size: int,
+    context: Sequence[int] = (),
+) -> Float[Tensor, "texts classes"]:
+    """Logits of each class's first response token, at the position after the suffix.
+
+    Args:
+        texts: token ids, without prefix and suffix.
+        batch_size: texts per forward pass; they are batched with others of like length.
+        context: token ids put between the template's prefix and every text: few-shot examples.
+
+    Returns:
+        A row per text, in their order, and a column per class in the order of `template.labels`; on the CPU.
+    """
+    # One response token is enough to know where the response begins.
+    first_token_only = dataclasses.replace(
+        template,
+        prefix=(*template.prefix, *context),
+        responses={label: response[:1] for label, response in template.responses.items()},
+    )
+    any_label = template.labels[0]
+    logits = torch.empty(len(texts), len(template.labels), dtype=language_model.head_dtype)
+    for rows in length_bucketed([len(text) for text in texts], batch_size):
+        batch = make_batch(
+            first_token_only, [texts[i] for i in rows], [any_label] * len(rows), language_model.device
+        )
+        hidden = language_model.hidden_states(input_ids=batch.input_ids)
+        response_hidden = response_hidden_states(hidden, batch.positions)[:, 0]
+        logits[rows] = _head_logits(language_model, response_hidden, template.first_tokens).cpu()
+    return logits
+
+
+def predict(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    batch_size: int,
+    context: Sequence[int] = (),
+) -> Predictions:
+    """Classifies texts; the arguments are those of `class_logits`."""
+    probabilities = class_logits(language_model, template, texts, batch_size, context).softmax(dim=1)
+    labels = [template.labels[column] for column in probabilities.argmax(dim=1).tolist()]
+    return Predictions(labels, probabilities)
+
+
+@torch.no_grad()
+def score(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    labels: Sequence[int],
+    batch_size: int,
+) -> Scores:
+    """Class logits and response losses of labelled texts, from one forward pass over each."""
+    logits = torch.empty(len(texts), len(template.labels), dtype=language_model.head_dtype)
+    losses = torch.empty(len(texts), dtype=language_model.head_dtype)
+    lengths = [len(text) + len(template.tail(label)) for text, label in zip(texts, labels, strict=True)]
+    for rows in length_bucketed(lengths, batch_size):
+        batch = make_batch(
+            template, [texts[i] for i in rows], [labels[i] for i in rows], language_model.device
+        )
+        batch_logits = response_logits(language_model, batch)
+        logits[rows] = batch_logits[:, 0, template.first_tokens].cpu()
+        losses[rows] = response_losses(batch_logits, batch).cpu()
+    return Scores(logits, losses)
+
+
+def response_logits(language_model: LanguageModel, batch: Batch) -> Float[Tensor, "batch response vocab"]:
+    """Logits at the positions that predict the response. Differentiable in all of the model's parameters."""
+    hidden = language_model.hidden_states(input_ids=batch.input_ids)
+    return _head_logits(language_model, response_hidden_states(hidden, batch.positions))
+
+
+def response_losses(logits: Float[Tensor, "batch response vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+    """Mean cross-entropy (nats) over each example's own response tokens."""
+    token_losses = nn.functional.cross_entropy(logits.mT, batch.response_ids, reduction="none")
+    return (token_losses * batch.response_mask).sum(dim=1) / batch.response_mask.sum(dim=1)
+
+
+def _head_logits(
+    language_model: LanguageModel, hidden: Float[Tensor, "*batch hidden"], tokens: list[int] | None = None
+) -> Float[Tensor, "*batch tokens"]:
+    """Logits, of all tokens or of some, from the head as it is now, in the head's dtype."""
+    head = language_model.model.get_output_embeddings()
+    weight, bias = head.weight, getattr(head, "bias", None)
+    if tokens is not None:
+        weight, bias = weight[tokens], None if bias is None else bias[tokens]
+    dtype = language_model.head_dtype
+    return nn.functional.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))

@@ -1,0 +1,375 @@
+"""Labelled texts: where they come from, and how they are split without tying one record to another.
+
+Local files are read with pyarrow, and nothing is kept of them. The `datasets` library, which caches what it
+reads, is only for public data from the hub. Messages name rows, never texts: they end up in logs.
+
+What the rows of a split go through, in this order, and what it means for the guarantee (per record):
+
+1. Blanks around texts are stripped; labels of no class are refused or dropped; empty texts are refused, or
+   dropped from train if `min_words` is at least 1. Each record for itself.
+2. Without a validation split, `validation_rows` rows are held off train: those whose texts have the smallest
+   keyed hashes. Adding a record moves at most one other from validation to train, so train changes by exactly
+   one record, and a sum over train keeps its sensitivity. (A shuffle or a stratified split would not have
+   this property.) Equal texts go together, so at most one text is both in validation and in train.
+3. Train rows with fewer than `min_words` words are dropped. Each record for itself.
+4. At most `max_per_class` train rows of each class are used, again those with the smallest keyed hashes.
+   **This couples records**: in a class that has more rows than that, one more record pushes another one out,
+   so the sensitivity doubles. `Recipe` refuses it in a private run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import csv, json, parquet
+
+from gradmm_core.errors import InputError
+from gradmm_core.settings import DataSettings
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with their labels, row by row."""
+
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.texts) != len(self.labels):
+            raise ValueError(f"{len(self.texts)} texts, but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the number of rows, all labels, all lengths and all texts, in the rows' order."""
+        encoded = [text.encode() for text in self.texts]
+        numbers = np.array([len(encoded), *self.labels, *map(len, encoded)], dtype="<i8")
+        return hashlib.sha256(numbers.tobytes() + b"".join(encoded)).hexdigest()
+
+    def of_class(self, label: int) -> list[int]:
+        """The rows that have this label."""
+        return [row for row, other in enumerate(self.labels) if other == label]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The three parts of a data set."""
+
+    train: LabelledTexts
+    validation: LabelledTexts
+    test: LabelledTexts
+
+
+def load_splits(settings: DataSettings, labels: Sequence[int], seed: int) -> Splits:
+    """Reads a data set and prepares its splits as the module's docstring says.
+
+    Args:
+        labels: the labels of the classes; each has to occur in every split.
+        seed: decides which rows are held off for validation, and which ones `max_per_class` keeps.
+
+    Raises:
+        InputError: for files, columns, texts or labels that cannot be used, and for a class without rows.
+    """
+    train = _read_split(settings, settings.train_split, labels)
+    if settings.validation_split is None:
+        validation_name = f"the rows held off split {settings.train_split!r}"
+        train, validation = _hold_off(train, settings, seed)
+    else:
+        validation_name = f"split {settings.validation_split!r}"
+        validation = _read_split(settings, settings.validation_split, labels)
+    test = _read_split(settings, settings.test_split, labels)
+    train = _with_enough_words(train, settings.min_words)
+    if settings.max_per_class is not None:
+        train = _at_most_per_class(train, settings.max_per_class, seed)
+    return Splits(
+        _labelled_texts(train, labels, f"split {settings.train_split!r}"),
+        _labelled_texts(validation, labels, validation_name),
+        _labelled_texts(test, labels, f"split {settings.test_split!r}"),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """A split on its way: texts (of objects) and labels (int64), one each per row."""
+
+    texts: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, which: np.ndarray) -> _Rows:
+        """The rows of a mask, or of a list of row numbers."""
+        return _Rows(self.texts[which], self.labels[which])
+
+
+def _labelled_texts(rows: _Rows, labels: Sequence[int], name: str) -> LabelledTexts:
+    absent = np.setdiff1d(labels, rows.labels)
+    if len(absent):
+        raise InputError(
+            f"no row of {name} has the label {absent[0]}",
+            "data",
+            "give it rows, remove the class, or relax data.min_words and data.validation_rows",
+        )
+    return LabelledTexts(tuple(rows.texts.tolist()), tuple(rows.labels.tolist()))
+
+
+# --- Which rows are used ------------------------------------------------------------------------------------
+
+
+def _hold_off(rows: _Rows, settings: DataSettings, seed: int) -> tuple[_Rows, _Rows]:
+    """Train and validation, each in the order of the files. See step 2 above for why it goes by hashes."""
+    wanted, split = settings.validation_rows, settings.train_split
+    if len(rows) < 2 * wanted:
+        raise InputError(
+            f"{wanted} validation rows cannot be held off split {split!r} with its {len(rows)}",
+            "data.validation_rows",
+            f"hold off at most half ({len(rows) // 2}), or name a data.validation_split",
+        )
+    held_off = np.zeros(len(rows), dtype=bool)
+    held_off[_hash_order(rows, "validation", seed)[:wanted]] = True
+    return rows[~held_off], rows[held_off]
+
+
+def _with_enough_words(rows: _Rows, min_words: int) -> _Rows:
+    return rows[np.array([len(text.split()) >= min_words for text in rows.texts], dtype=bool)]
+
+
+def _at_most_per_class(rows: _Rows, count: int, seed: int) -> _Rows:
+    order = _hash_order(rows, "max_per_class", seed)
+    chosen = [order[rows.labels[order] == label][:count] for label in np.unique(rows.labels)]
+    return rows[np.sort(np.concatenate(chosen))]
+
+
+def _hash_order(rows: _Rows, purpose: str, seed: int) -> np.ndarray:
+    """Row numbers in a random order in which the place of any two rows depends on these two alone.
+
+    By the texts' hashes under a key made of purpose and seed; equal texts by label.
+    """
+    key = f"{purpose} {seed}".encode()
+    hashes = [hashlib.blake2b(text.encode(), key=key, digest_size=8).digest() for text in rows.texts]
+    return np.lexsort((rows.labels, np.frombuffer(b"".join(hashes), dtype="<u8")))
+
+
+# --- From tables to rows ------------------------------------------------------------------------------------
+
+
+def _read_split(settings: DataSettings, split: str, labels: Sequence[int]) -> _Rows:
+    """The usable rows of a split: texts are stripped and not empty, and labels are among `labels`."""
+    tables = _hub_tables(settings, split) if settings.path is None else _local_tables(settings.path, split)
+    drops_empty = split == settings.train_split and settings.min_words > 0
+    parts = [_usable_rows(table, where, settings, labels, drops_empty) for where, table in tables]
+    return _Rows(
+        np.concatenate([part.texts for part in parts]), np.concatenate([part.labels for part in parts])
+    )
+
+
+def _usable_rows(
+    table: pa.Table, where: str, settings: DataSettings, labels: Sequence[int], drops_empty: bool
+) -> _Rows:
+    if table.num_rows == 0:
+        raise InputError("there are no rows", where, "give it rows, or choose another split")
+    text_column = settings.text_column or _usual_text_column(table.column_names, where)
+    rows = _Rows(_texts(table, text_column, where), _labels(table, settings.label_column, where))
+    known = np.isin(rows.labels, labels)
+    if not known.all() and not settings.drop_other_labels:
+        row = known.argmin()
+        raise InputError(
+            f"row {row} has the label {rows.labels[row]}, which is no class's",
+            where,
+            "add a class, or set data.drop_other_labels=true",
+        )
+    empty = known & (rows.texts == "")
+    if empty.any() and not drops_empty:
+        raise InputError(
+            f"row {empty.argmax()} has an empty text", where, "remove it (in train, data.min_words=1 does)"
+        )
+    return rows[known & ~empty]
+
+
+def _usual_text_column(names: Sequence[str], where: str) -> str:
+    usual = {"text", "sentence"}.intersection(names)
+    if len(usual) != 1:
+        raise InputError(
+            f"{'both' if usual else 'neither'} of 'text' and 'sentence' among the columns {_listed(names)}",
+            where,
+            "set data.text_column",
+        )
+    return usual.pop()
+
+
+def _texts(table: pa.Table, name: str, where: str) -> np.ndarray:
+    column = _column(table, name, "data.text_column", where)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise InputError(f"the column {name!r} holds {column.type}, not text", where, "set data.text_column")
+    if column.null_count:
+        row = column.is_null().to_numpy().argmax()
+        raise InputError(f"row {row} has no text", where, "remove the row")
+    return column.to_pandas().str.strip().to_numpy(dtype=object)
+
+
+def _labels(table: pa.Table, name: str, where: str) -> np.ndarray:
+    """Integers, also where they are written as text or, as pandas does for a column with gaps, as floats."""
+    column = _column(table, name, "data.label_column", where)
+    if not any(is_type(column.type) for is_type in _LABEL_TYPES):
+        problem = f"the column {name!r} holds {column.type}, not integers"
+        raise InputError(problem, where, "set data.label_column")
+    numbers = np.asarray(pd.to_numeric(column.to_pandas(), errors="coerce"), dtype=float)
+    whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
+    if not whole.all():
+        row = int(whole.argmin())
+        problem = "a label that is not an integer" if column[row].is_valid else "no label"
+        raise InputError(f"row {row} has {problem}", where, "label the classes with integers")
+    return numbers.astype(np.int64)
+
+
+_LABEL_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_null,
+)
+
+
+def _column(table: pa.Table, name: str, setting: str, where: str) -> pa.ChunkedArray:
+    count = table.column_names.count(name)
+    if count == 0:
+        problem = f"no column {name!r} among the columns {_listed(table.column_names)}"
+        raise InputError(problem, where, f"set {setting}")
+    if count > 1:
+        raise InputError(f"{count} columns are called {name!r}", where, "rename all but one")
+    column = table[name]
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+# --- Sources ------------------------------------------------------------------------------------------------
+
+
+def _hub_tables(settings: DataSettings, split: str) -> Iterator[tuple[str, pa.Table]]:
+    import datasets
+
+    where = f"{settings.hub}, split {split!r}"
+    try:
+        dataset = datasets.load_dataset(
+            str(settings.hub), settings.hub_config, revision=settings.revision, split=split
+        )
+        table = dataset.with_format("arrow")[:]
+    except Exception as error:  # of many families: the hub's, the data set builders', the HTTP client's
+        raise InputError(
+            f"cannot be loaded from the hub ({_first_line(error)})",
+            where,
+            "check the names and the network, or name a folder of local files in data.path",
+        ) from error
+    yield where, table
+
+
+def _local_tables(folder: str, split: str) -> Iterator[tuple[str, pa.Table]]:
+    for file in _split_files(Path(os.path.expanduser(folder)), split):
+        try:
+            table = _READERS[file.suffix](file)
+            table.validate(full=True)  # among others, that strings are UTF-8
+        except (pa.ArrowException, OSError) as error:
+            problem = f"cannot be read ({_first_line(error)})"
+            raise InputError(problem, str(file), "write the file again") from error
+        yield str(file), table
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _split_files(folder: Path, split: str) -> list[Path]:
+    """`<split>.<format>`, or its parts: `<split>-00000-of-00002.parquet` ..., or the files in `<split>/`."""
+    part = re.compile(re.escape(split) + r"-\d+.*\.parquet")
+    files = _data_files(folder)
+    choices = [
+        *([file] for file in files if file.stem == split),
+        [file for file in files if part.fullmatch(file.name)],
+        _data_files(folder / split) if (folder / split).is_dir() else [],
+    ]
+    choices = [choice for choice in choices if choice]
+    if not choices:
+        raise InputError(
+            f"no {split}.parquet, .csv, .jsonl or .json, nor parts of one",
+            str(folder),
+            "add the file, or change the names of the splits under data",
+        )
+    if len(choices) > 1:
+        names = _listed([str(choice[0].relative_to(folder)) for choice in choices])
+        raise InputError(f"split {split!r} is there more than once: {names}", str(folder), "keep one")
+    _check_all_parts(choices[0], split)
+    return choices[0]
+
+
+def _data_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(file for file in folder.iterdir() if file.suffix in _READERS and file.is_file())
+    except OSError as error:
+        problem = f"cannot be listed ({error.strerror})"
+        raise InputError(problem, str(folder), "give a folder of data files in data.path") from error
+
+
+def _check_all_parts(files: list[Path], split: str) -> None:
+    """A half-copied data set would otherwise be taken for the whole one."""
+    numbers = [re.search(r"-(\d+)-of-(\d+)", file.name) for file in files]
+    present = {(int(number[1]), int(number[2])) for number in numbers if number}
+    for total in {total for _, total in present}:
+        missing = set(range(total)) - {index for index, of in present if of == total}
+        if missing:
+            problem = f"part {min(missing)} of split {split!r} is missing"
+            raise InputError(problem, str(files[0].parent), "copy all its parts")
+
+
+def _read_csv(file: Path) -> pa.Table:
+    ragged: list[csv.InvalidRow] = []
+
+    def note(row: csv.InvalidRow) -> str:
+        ragged.append(row)
+        return "skip"
+
+    table = csv.read_csv(
+        file,
+        # One thread, so that rows are numbered (the header is 1). pyarrow's own message would quote the row.
+        csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
+        csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
+    )
+    if ragged:
+        row = ragged[0]
+        raise pa.ArrowInvalid(
+            f"row {row.number - 2} has {row.actual_columns} fields instead of {row.expected_columns}"
+        )
+    return table
+
+
+def _read_json_lines(file: Path) -> pa.Table:
+    return json.read_json(file, json.ReadOptions(block_size=_one_block(file)))
+
+
+def _one_block(file: Path) -> int:
+    """A block size that fits the file, so that a column's type is inferred from all of its rows."""
+    return min(file.stat().st_size + 1, 2**30)
+
+
+_READERS = {
+    # Not `read_table`, which would make columns out of folders called name=value.
+    ".parquet": lambda file: parquet.ParquetFile(file).read(),
+    ".csv": _read_csv,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json_lines,
+}

@@ -1,0 +1,41 @@
+"""Drops the texts that the language model itself, shown a few examples, takes for another class."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from gradmm_core.classification import predict
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.settings import LabelFilterSettings
+from gradmm_core.template import ResponseTemplate, TokenisedTemplate
+
+
+def filter_labels(
+    language_model: LanguageModel,
+    wording: ResponseTemplate,
+    template: TokenisedTemplate,
+    texts: pd.DataFrame,
+    settings: LabelFilterSettings,
+) -> pd.DataFrame:
+    """Adds `predicted`, `probability` (of the text's own class), `kept` and `reason` (GRADMM, section 4.3).
+
+    The exemplars are public and written by hand; before every text stand lines of exemplar + suffix + verbaliser.
+    """
+    lines = [f"{e.text}{wording.suffix}{wording.verbalisers[e.label]}\n" for e in settings.exemplars]
+    predictions = predict(
+        language_model,
+        template,
+        [list(ids) for ids in texts["token_ids"]],
+        batch_size=settings.batch_size,
+        context=language_model.encode("".join(lines)),
+    )
+    own = pd.Index(template.labels).get_indexer(texts["label"])
+    agrees = np.array(predictions.labels) == texts["label"].to_numpy()
+    kept = agrees if settings.enabled else np.ones_like(agrees)
+    return texts.assign(
+        predicted=predictions.labels,
+        probability=predictions.probabilities.numpy()[np.arange(len(own)), own],
+        kept=kept,
+        reason=np.where(kept, "", "classified as another label"),
+    )

@@ -1,0 +1,266 @@
+"""A Hugging Face causal language model, taken apart into embeddings, body and head."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from gradmm_core.errors import InputError
+from gradmm_core.settings import ModelSettings
+
+
+class ModelReference(BaseModel):
+    """Which weights, exactly: a folder or hub id, and the digest or commit of its content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    revision: str | None
+    digest: str
+    dtype: str
+    trust_remote_code: bool
+
+    @property
+    def key(self) -> str:
+        """What decides the model's outputs, for cache keys. The folder's place does not."""
+        return f"{self.digest}/{self.dtype}"
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """Embeddings E (vocab x hidden), a body, and a linear head W (vocab x hidden) with or without bias.
+
+    The body runs in the model's own dtype; everything from the head on in float32 at least. Weights are frozen.
+    """
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def device(self) -> torch.device:
+        return self.embeddings.device
+
+    @property
+    def body_dtype(self) -> torch.dtype:
+        return self.embeddings.dtype
+
+    @cached_property
+    def head_dtype(self) -> torch.dtype:
+        """float64 stays float64 (tests); half precision is lifted to float32."""
+        return torch.promote_types(self.body_dtype, torch.float32)
+
+    @property
+    def embeddings(self) -> Float[Tensor, "vocab hidden"]:
+        return self.model.get_input_embeddings().weight
+
+    @cached_property
+    def head(self) -> Float[Tensor, "vocab width"]:
+        """W~: the head's weight, with its bias as one more column if there is one. A frozen copy."""
+        output = self.model.get_output_embeddings()
+        weight = output.weight.detach()
+        if getattr(output, "bias", None) is not None:
+            weight = torch.cat([weight, output.bias.detach()[:, None]], dim=1)
+        return weight.to(self.head_dtype)
+
+    @cached_property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What the tokenizer puts in front of every text (a beginning-of-sequence token, or nothing)."""
+        with_specials = self.tokenizer("a")["input_ids"]
+        without = self.encode("a")
+        return tuple(with_specials[: _find(with_specials, without)])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+    def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape hidden"]:
+        """Rows of E, in the body's dtype."""
+        return nn.functional.embedding(ids, self.embeddings)
+
+    def hidden_states(
+        self,
+        input_ids: Int[Tensor, "batch tokens"] | None = None,
+        inputs_embeds: Float[Tensor, "batch tokens hidden"] | None = None,
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """Last hidden states. Attention is causal, so right padding changes nothing before it."""
+        out = self.model.base_model(input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False)
+        return out.last_hidden_state
+
+    def augment(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch width"]:
+        """h~ in the head's dtype: h, with a one appended if the head has a bias."""
+        hidden = hidden.to(self.head_dtype)
+        if self.head.shape[1] == hidden.shape[-1]:
+            return hidden
+        return torch.cat([hidden, hidden.new_ones(*hidden.shape[:-1], 1)], dim=-1)
+
+    def logits(self, augmented: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocab"]:
+        """W~ h~."""
+        return augmented @ self.head.mT
+
+
+def resolve_model(settings: ModelSettings) -> ModelReference:
+    """Pins a model: the digest of a folder's files, or the commit of a hub revision.
+
+    Raises:
+        InputError: if the folder or the hub's model cannot be found.
+    """
+    folder = Path(settings.name).expanduser()
+    if folder.is_dir():
+        revision, digest = None, _folder_digest(folder)
+    elif folder.is_absolute() or settings.name.startswith((".", "~")) or settings.name.count("/") > 1:
+        raise InputError(f"no folder {settings.name!r}", "model.name", "give a model folder or a hub id")
+    else:
+        revision = digest = _hub_commit(settings)
+    return ModelReference(
+        name=settings.name,
+        revision=revision,
+        digest=digest,
+        dtype=settings.dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )
+
+
+def load_language_model(reference: ModelReference, device: str = "auto", attention: str = "sdpa") -> LanguageModel:
+    """Loads a model, frozen and checked. Kept in memory for the next caller in this process.
+
+    Args:
+        attention: "eager" where a second derivative is needed (the full-gradient ablation).
+
+    Raises:
+        InputError: if it cannot be loaded, has weights that are not finite, or its logits are not
+            head(hidden), so that the closed form would be wrong.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return _load(reference, device, attention)
+
+
+@lru_cache(maxsize=1)  # one model's memory at a time
+def _load(reference: ModelReference, device: str, attention: str) -> LanguageModel:
+    model = read_pretrained(reference, device, attention)
+    language_model = LanguageModel(model.eval().requires_grad_(False), _read_tokenizer(reference))
+    check_model(language_model, reference.name)
+    return language_model
+
+
+def read_pretrained(reference: ModelReference, device: str, attention: str = "sdpa") -> Any:
+    """A fresh copy of the weights, trainable; `load_language_model` is the frozen, shared one."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # loading takes no time worth a bar of its own
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            Path(reference.name).expanduser() if reference.revision is None else reference.name,
+            revision=reference.revision or "main",
+            dtype=getattr(torch, reference.dtype),
+            attn_implementation=attention,
+            trust_remote_code=reference.trust_remote_code,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise _unusable(reference.name, error) from error
+    return model.to(device)
+
+
+def _read_tokenizer(reference: ModelReference) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            Path(reference.name).expanduser() if reference.revision is None else reference.name,
+            revision=reference.revision or "main",
+            trust_remote_code=reference.trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _unusable(reference.name, error) from error
+
+
+def _unusable(name: str, error: Exception) -> InputError:
+    first_line = str(error).strip().partition("\n")[0]
+    return InputError(f"{name!r} cannot be loaded ({first_line})", "model.name", "give a causal language model")
+
+
+@torch.no_grad()
+def check_model(language_model: LanguageModel, name: str) -> None:
+    """Proves on a probe that head(body(x)) are the model's logits, from ids and from embeddings.
+
+    Raises:
+        InputError: if weights are not finite, the logits are post-processed (capped, scaled), the head is
+            not the plain linear map, or feeding embeddings is not the same as feeding ids.
+    """
+    model = language_model.model
+    broken = next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)
+    if broken is not None:
+        raise InputError(f"{name!r} has NaN or infinite weights in {broken}", "model.name", "repair the model")
+    probe = torch.arange(1, 9, device=language_model.device)[None] % language_model.embeddings.shape[0]
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = model.get_output_embeddings().register_forward_hook(
+        lambda _module, inputs, output: seen.append((inputs[0], output))
+    )
+    try:
+        logits = model(input_ids=probe, use_cache=False).logits
+    finally:
+        hook.remove()
+    head_input, head_output = seen[0]
+    hidden = language_model.hidden_states(input_ids=probe)
+    by_embedding = language_model.hidden_states(inputs_embeds=language_model.embed(probe))
+    ours = language_model.logits(language_model.augment(hidden))
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(language_model.body_dtype, 3e-2)
+    checks = {
+        "post-processes its logits (capped or scaled)": (logits, head_output),
+        "changes the body's output before the head": (head_input, hidden),
+        "has a head that is not one linear map": (head_output, ours),
+        "treats embeddings unlike the tokens they stand for": (by_embedding, hidden),
+    }
+    for problem, (actual, expected) in checks.items():
+        exact = problem.startswith("post-processes")
+        if not _agree(actual, expected, 0.0 if exact else tolerance):
+            raise InputError(
+                f"{name!r} {problem}, so its head gradient has no closed form",
+                "model.name",
+                "use a model whose logits are a linear map of its last hidden state",
+            )
+
+
+def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    if actual.shape != expected.shape:
+        return False
+    actual, expected = actual.double(), expected.double()
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _find(sequence: list[int], part: list[int]) -> int:
+    return next(i for i in range(len(sequence)) if sequence[i : i + len(part)] == part)
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.iterdir() if p.is_file()):
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _hub_commit(settings: ModelSettings) -> str:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(
+            settings.name, revision=settings.revision or "main", trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise _unusable(settings.name, error) from error
+    return config._commit_hash

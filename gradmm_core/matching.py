@@ -1,0 +1,58 @@
+"""The matching loss of a batch of free embeddings: what generation minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradmm_core.head_gradient import HeadGradients
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.template import TokenisedTemplate
+
+
+class FreeText:
+    """Inputs in which free embeddings stand in place of a text: prefix + X + suffix + response[:-1]."""
+
+    def __init__(self, language_model: LanguageModel, template: TokenisedTemplate, label: int) -> None:
+        self.language_model = language_model
+        response = torch.tensor(template.responses[label], device=language_model.device)
+        self.response_ids = response[None]
+        self._before = self._embed(template.prefix)
+        self._after = self._embed(template.tail(label))
+
+    def _embed(self, ids: Sequence[int]) -> Float[Tensor, "1 tokens hidden"]:
+        device = self.language_model.device
+        return self.language_model.embed(torch.tensor(ids, dtype=torch.long, device=device))[None]
+
+    def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, "batch length hidden"]:
+        """Input embeddings in the body's dtype. The response is predicted at the last m positions."""
+        x = x.to(self.language_model.body_dtype)
+        return torch.cat([self._before.expand(len(x), -1, -1), x, self._after.expand(len(x), -1, -1)], dim=1)
+
+
+class HeadMatching:
+    """1 - cos between each example's head gradient and the class's target (DESIGN 2.2), in closed form."""
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        template: TokenisedTemplate,
+        label: int,
+        target: Float[Tensor, "vocab width"],
+    ) -> None:
+        self._lm = language_model
+        self._free_text = FreeText(language_model, template, label)
+        self._target = target.to(language_model.device, language_model.head_dtype)
+
+    def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, " batch"]:
+        """Matching losses, differentiable with respect to x."""
+        response_ids = self._free_text.response_ids.expand(len(x), -1)
+        hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
+        augmented = self._lm.augment(hidden[:, -response_ids.shape[1] :])
+        gradients = HeadGradients.from_logits(
+            self._lm.logits(augmented), augmented, response_ids, torch.ones_like(response_ids, dtype=torch.bool)
+        )
+        return gradients.matching_losses(self._target)

@@ -1,0 +1,146 @@
+"""The Gaussian mechanism: how much noise a guarantee costs, and where the noise comes from."""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib.metadata import version
+from typing import Literal
+
+import numpy as np
+from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+from scipy.special import log_ndtr, ndtri
+
+from gradmm_core.settings import PrivacySettings, Settings
+
+
+class GaussianMechanism(Settings):
+    """Adds Gaussian noise to a sum of vectors of norm at most `clipping_norm`, one per record.
+
+    Formal guarantee: with `calibration="analytic"` one release of the sum of all classes' clipped gradients is
+    (epsilon, delta)-differentially private for one record under the named adjacency. The proof is for exact
+    real numbers; floating-point arithmetic leaves the usual gap (Mironov, 2012).
+
+    `calibration="paper"` is the classic sqrt(2 log(1.25 / delta)) / epsilon of Dwork and Roth, which is proved
+    for epsilon <= 1 only; GRADMM's own C/N sensitivity of a mean is right only where N is public and fixed.
+    """
+
+    epsilon: float
+    delta: float
+    clipping_norm: float
+    adjacency: Literal["add-or-remove", "replace"]
+    calibration: Literal["analytic", "paper"]
+    unsafe_noise_seed: int | None = None
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest change of the sum between neighbouring data sets: C, or 2 C where a record is replaced."""
+        return self.clipping_norm * (2.0 if self.adjacency == "replace" else 1.0)
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise in each coordinate."""
+        if self.calibration == "paper":
+            return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+        multiplier = get_sigma_gaussian(self.epsilon, self.delta)
+        while gaussian_delta(multiplier, self.epsilon) > self.delta:
+            multiplier *= 1 + 1e-12
+        return self.sensitivity * multiplier
+
+    @property
+    def safe(self) -> bool:
+        """False if a seed was given for the noise: whoever knows it can take the noise off again."""
+        return self.unsafe_noise_seed is None
+
+    def noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Noise to add to the sum, float64. Never the same twice, unless an unsafe seed was asked for."""
+        if self.unsafe_noise_seed is not None:
+            return np.random.default_rng(self.unsafe_noise_seed).normal(scale=self.sigma, size=shape)
+        return self.sigma * system_standard_normal(shape)
+
+
+def gaussian_mechanism(settings: PrivacySettings) -> GaussianMechanism | None:
+    """The mechanism that a recipe asks for, or None for no guarantee."""
+    if settings.epsilon is None:
+        return None
+    return GaussianMechanism(
+        epsilon=settings.epsilon,
+        delta=resolved_delta(settings),
+        clipping_norm=settings.clipping_norm,
+        adjacency=settings.adjacency,
+        calibration=settings.calibration,
+        unsafe_noise_seed=settings.unsafe_noise_seed,
+    )
+
+
+def resolved_delta(settings: PrivacySettings) -> float:
+    """The recipe's delta, or N ** -1.1 for the declared number of records N."""
+    if settings.delta is not None:
+        return settings.delta
+    assert settings.declared_records is not None  # the recipe's validation asked for one of the two
+    return settings.declared_records**-1.1
+
+
+def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+    """The smallest delta of the Gaussian mechanism with sigma = noise_multiplier x sensitivity.
+
+    Balle and Wang (2018), theorem 8.
+    """
+    half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
+    first, second = log_ndtr(half - shift), epsilon + log_ndtr(-half - shift)
+    return float(math.exp(first) * -math.expm1(min(second - first, 0.0)))
+
+
+def system_standard_normal(shape: tuple[int, ...]) -> np.ndarray:
+    """Standard normal numbers from the operating system's generator; no state is kept that could repeat them."""
+    size = math.prod(shape)
+    words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+    # 53 random bits, centred in their cells: uniform on (0, 1) without its ends.
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return ndtri(uniform).reshape(shape)
+
+
+class Guarantee(Settings):
+    """A mechanism's promise, in the words and numbers that every report and release carries."""
+
+    unit: Literal["one record"] = "one record"
+    epsilon: float | None
+    delta: float | None
+    adjacency: str
+    clipping_norm: float
+    sensitivity: float | None
+    sigma: float | None
+    calibration: str | None
+    accountant: str
+    releases: int
+    safe: bool
+
+    @property
+    def sentence(self) -> str:
+        """One plain sentence. Without an epsilon, or with seeded noise, it says that nothing is guaranteed."""
+        if self.epsilon is None:
+            return "No privacy guarantee: the target gradient carries no noise, and gradients can give texts away."
+        if not self.safe:
+            return "UNSAFE, no privacy guarantee: the noise was drawn from a seed, for a test."
+        return (
+            f"({self.epsilon:g}, {self.delta:.3g})-differential privacy for {self.unit} ({self.adjacency}), "
+            f"by one release of a sum with sensitivity {self.sensitivity:g} and Gaussian noise of standard "
+            f"deviation {self.sigma:.4g}."
+        )
+
+
+def guarantee(settings: PrivacySettings) -> Guarantee:
+    """What a run with these settings guarantees to the people in its data."""
+    mechanism = gaussian_mechanism(settings)
+    return Guarantee(
+        epsilon=settings.epsilon,
+        delta=mechanism.delta if mechanism else None,
+        adjacency=settings.adjacency,
+        clipping_norm=settings.clipping_norm,
+        sensitivity=mechanism.sensitivity if mechanism else None,
+        sigma=mechanism.sigma if mechanism else None,
+        calibration=settings.calibration if mechanism else None,
+        accountant=f"analytic Gaussian mechanism, dp-accounting {version('dp-accounting')}",
+        releases=1,
+        safe=mechanism is not None and mechanism.safe,
+    )

@@ -1,0 +1,209 @@
+"""A recipe: everything one distillation needs to know, validated, from a YAML file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from gradmm_core.errors import InputError
+from gradmm_core.settings import (
+    CategoryBalanceSettings,
+    ClassSettings,
+    DataSettings,
+    FinetuneEvalSettings,
+    GenerationSettings,
+    LabelFilterSettings,
+    LossSelectionSettings,
+    MiaAuditSettings,
+    ModelSettings,
+    PrivacySettings,
+    Settings,
+    TargetGradientSettings,
+    TemplateSettings,
+)
+
+
+class Recipe(Settings):
+    """One data set's distillation, stage by stage. Its field names are the names that `--set` takes."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    description: str = ""
+    data: DataSettings
+    classes: Annotated[tuple[ClassSettings, ...], Field(min_length=2)]
+    template: TemplateSettings = TemplateSettings()
+    model: ModelSettings
+    privacy: PrivacySettings = PrivacySettings()
+    target_gradient: TargetGradientSettings = TargetGradientSettings()
+    generation: GenerationSettings = GenerationSettings()
+    label_filter: LabelFilterSettings = LabelFilterSettings()
+    loss_selection: LossSelectionSettings = LossSelectionSettings()
+    category_balance: CategoryBalanceSettings = CategoryBalanceSettings()
+    finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
+    mia_audit: MiaAuditSettings = MiaAuditSettings()
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        labels = [c.label for c in self.classes]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"classes: two classes share a label in {labels}")
+        if len({c.name for c in self.classes}) < len(labels):
+            raise ValueError("classes: two classes share a name")
+        if len({c.verbaliser for c in self.classes}) < len(labels):
+            raise ValueError("classes: two classes share a verbaliser")
+        strangers = {e.label for e in self.label_filter.exemplars} - set(labels)
+        if strangers:
+            raise ValueError(f"label_filter.exemplars: no class has the label {min(strangers)}")
+        if self.label_filter.enabled and not self.label_filter.exemplars:
+            raise ValueError("label_filter.exemplars: none given, and label_filter.enabled is true")
+        if self.loss_selection.per_class > self.generation.per_class:
+            raise ValueError("loss_selection.per_class: more than generation.per_class")
+        if self.data.path is None and self.data.hub is None:
+            raise ValueError("data: neither data.path nor data.hub is set")
+        if self.data.train_split in (self.data.validation_split, self.data.test_split):
+            raise ValueError("data.train_split: also named as the validation or test split")
+        if self.privacy.epsilon is not None:
+            self._check_private()
+        return self
+
+    def _check_private(self) -> None:
+        if self.privacy.delta is None and self.privacy.declared_records is None:
+            raise ValueError("privacy: an epsilon needs privacy.delta or privacy.declared_records")
+        if self.generation.text_tokens == "auto":
+            raise ValueError("generation.text_tokens: 'auto' reads the private texts; give a number")
+        if self.data.max_per_class is not None:
+            raise ValueError("data.max_per_class: one more record would push another out; use all")
+        if self.target_gradient.matching == "full-gradient":
+            raise ValueError("target_gradient.matching: the full gradient is an ablation without privacy")
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Reads a recipe and applies overrides of the form `a.b=value` (the value in YAML).
+
+    Raises:
+        InputError: for an unreadable file, an unknown key (with the nearest known one) or a bad value.
+    """
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"cannot be read ({problem})", str(path), "give a YAML recipe") from error
+    if not isinstance(values, dict):
+        raise InputError("is not a mapping of settings", str(path), "give a YAML recipe")
+    for override in overrides:
+        _apply_override(values, override)
+    return validate_recipe(values, where=str(path))
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML without repeated keys: a second `privacy:` block would otherwise silently undo the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"found the key {key.value!r} twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def validate_recipe(values: Mapping[str, Any], where: str) -> Recipe:
+    """A `Recipe` from plain values; every validation problem becomes one `InputError` line."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise _input_error(error, where) from error
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    name, separator, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not separator or not all(keys):
+        raise InputError(f"{override!r} is not of the form a.b=value", "--set", "for example --set seed=1")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{text!r} is not a YAML value", f"--set {name}", "quote it") from error
+    node: Any = values
+    for key in keys[:-1]:
+        node = _descend(node, key, name)
+    if isinstance(node, list):
+        node[_index(node, keys[-1], name)] = value
+    elif isinstance(node, dict):
+        node[keys[-1]] = value
+    else:
+        raise InputError("is not a block of settings", f"--set {name}", "see `gradmm recipes --show NAME`")
+
+
+def _descend(node: Any, key: str, name: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, key, name)]
+    if not isinstance(node, dict):
+        raise InputError("is not a block of settings", f"--set {name}", "see `gradmm recipes --show NAME`")
+    if node.get(key) is None:
+        node[key] = {}
+    return node[key]
+
+
+def _index(node: list[Any], key: str, name: str) -> int:
+    if key.isdigit() and int(key) < len(node):
+        return int(key)
+    raise InputError(f"there is no entry {key!r} in a list of {len(node)}", f"--set {name}", "count from 0")
+
+
+def _input_error(error: ValidationError, where: str) -> InputError:
+    # Unknown names first: a misspelt block also counts as a missing one.
+    problems = sorted(
+        error.errors(include_url=False, include_context=False), key=lambda p: p["type"] != "extra_forbidden"
+    )
+    first, more = problems[0], f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = _nearest_setting(name)
+        fix = f"did you mean {near!r}?" if near else "see `gradmm recipes --show NAME` for the names"
+        return InputError(f"unknown setting {name!r}{more}", where, fix)
+    if not name:
+        name, _, problem = first["msg"].removeprefix("Value error, ").partition(": ")
+        return InputError(f"{name}: {problem}{more}", where, "change the recipe or use --set")
+    # Where a setting has alternatives, pydantic adds the one it tried: `text_tokens.constrained-int`.
+    name = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
+    given = "" if first["type"] == "missing" else f", not {reprlib.repr(first['input'])}"
+    problem = first["msg"][0].lower() + first["msg"][1:]
+    return InputError(f"{name}: {problem}{given}{more}", where, "correct it")
+
+
+def _nearest_setting(name: str) -> str | None:
+    """The known name most like an unknown one, in the same block or else in another."""
+    block, _, key = name.rpartition(".")
+    general_block = re.sub(r"\b\d+\b", "N", block)
+    siblings, everywhere = {}, {}
+    for known in setting_names():
+        known_block, _, known_key = known.rpartition(".")
+        everywhere.setdefault(known_key, known)
+        if known_block == general_block:
+            siblings[known_key] = f"{block}.{known_key}" if block else known_key
+    for names in (siblings, everywhere):
+        for near in difflib.get_close_matches(key, names, n=1):
+            return names[near]
+    return None
+
+
+def setting_names(model: type[Settings] = Recipe, prefix: str = "") -> list[str]:
+    """Dotted names of all settings: `generation.admm.rho`, `classes.N.label`, ..."""
+    names = []
+    for name, field in model.model_fields.items():
+        names.append(prefix + name)
+        is_list = get_args(field.annotation)[1:] == (...,)
+        inner = get_args(field.annotation)[0] if is_list else field.annotation
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            names.extend(setting_names(inner, f"{prefix}{name}.{'N.' if is_list else ''}"))
+    return names

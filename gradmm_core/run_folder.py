@@ -1,0 +1,42 @@
+"""The folder of one run: its record, its private report, its release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradmm_core.artifacts import Root, StageArtifact, publish
+from gradmm_core.filters import kept_texts
+from gradmm_core.release import write_release
+from gradmm_core.report import write_report
+from gradmm_core.run_record import RunRecord
+
+
+def write_run(
+    root: Root, record: RunRecord, texts: StageArtifact, evaluation: StageArtifact, audit: StageArtifact
+) -> RunRecord:
+    """Writes `<root>/runs/<run id>/`: release/, report.html and, last, run.json: a folder with it is complete.
+
+    Args:
+        texts: of the last filter.
+
+    Returns:
+        The record, with another run id if a run of the same second has taken this one.
+    """
+    folder, record = _new_folder(root, record)
+    kept = kept_texts(texts.read())
+    write_release(folder / "release", record, kept)
+    write_report(folder / "report.html", record, kept, evaluation.read(), audit.read())
+    publish(folder / "run.json", record.model_dump_json(indent=2).encode())
+    return record
+
+
+def _new_folder(root: Root, record: RunRecord) -> tuple[Path, RunRecord]:
+    root.runs.mkdir(exist_ok=True, mode=0o700)
+    for attempt in range(1, 1000):
+        run_id = record.run_id if attempt == 1 else f"{record.run_id}-{attempt}"
+        try:
+            (root.runs / run_id).mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return root.runs / run_id, record.model_copy(update={"run_id": run_id})
+    raise FileExistsError(root.runs / record.run_id)

@@ -1,0 +1,55 @@
+"""What one run did: the content of run.json, from which the table, the report and the release are made."""
+
+from __future__ import annotations
+
+import platform
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from gradmm_core.privacy import Guarantee
+from gradmm_core.recipe import Recipe
+
+LIBRARIES = ("gradmm", "prefect", "torch", "transformers", "datasets", "dp-accounting", "pyarrow", "numpy")
+
+
+class StageRecord(BaseModel):
+    """One stage of a run. `figures` are the stage's own (JSON values)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    path: Path
+    sha256: str
+    rows: int
+    figures: dict[str, Any]
+    cached: bool
+    seconds: float
+
+
+class RunRecord(BaseModel):
+    """One run, complete. Its figures are measured on private data: it is not for publication."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    recipe: Recipe
+    guarantee: Guarantee
+    data: dict[str, Any]
+    model: dict[str, Any]
+    started: datetime
+    seconds: float
+    versions: dict[str, str]
+    stages: list[StageRecord]
+
+    def stage(self, name: str) -> StageRecord:
+        """The record of a stage, by name."""
+        return next(s for s in self.stages if s.stage == name)
+
+
+def library_versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}

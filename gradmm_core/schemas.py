@@ -1,0 +1,56 @@
+"""The columns of every stage's Parquet."""
+
+import pyarrow as pa
+
+_TEXT = [
+    ("id", pa.string()),
+    ("label", pa.int64()),
+    ("label_name", pa.string()),
+    ("text", pa.string()),
+    ("token_ids", pa.list_(pa.int64())),
+    ("matching_loss", pa.float64()),
+    ("log_perplexity", pa.float64()),
+    ("shard", pa.int64()),
+    ("steps", pa.int64()),
+    ("loss_history", pa.list_(pa.float64())),
+]
+_CLASSIFIED = [*_TEXT, ("predicted", pa.int64()), ("probability", pa.float64())]
+_DECISION = [("kept", pa.bool_()), ("reason", pa.string())]
+_RANKED = [*_CLASSIFIED, ("rank", pa.int64()), *_DECISION]
+
+SCHEMAS: dict[str, pa.Schema] = {
+    # One row per row of a class's target matrix; `row` is the token id (head matching) or, for the full
+    # gradient, the index of a chunk of the flattened parameters.
+    "target_gradient": pa.schema(
+        [("label", pa.int64()), ("row", pa.int64()), ("values", pa.list_(pa.float32(), 1))]
+    ),
+    "generation_shard": pa.schema(_TEXT),
+    "generation": pa.schema(_TEXT),
+    "label_filter": pa.schema([*_CLASSIFIED, *_DECISION]),
+    "loss_selection": pa.schema(_RANKED),
+    "category_balance": pa.schema(_RANKED),
+    "finetune_eval": pa.schema(
+        [
+            ("arm", pa.string()),
+            ("seed", pa.int64()),
+            ("learning_rate", pa.float64()),
+            ("step", pa.int64()),
+            ("split", pa.string()),
+            ("accuracy", pa.float64()),
+            ("loss", pa.float64()),
+        ]
+    ),
+    "mia_audit": pa.schema(
+        [
+            ("run", pa.int64()),
+            ("threshold", pa.float64()),
+            ("advantage", pa.float64()),
+            ("auc", pa.float64()),
+            ("tpr_at_1_fpr", pa.float64()),
+            ("tpr_at_01_fpr", pa.float64()),
+            ("power", pa.float64()),
+            ("detectable_advantage", pa.float64()),
+            ("test_records", pa.int64()),
+        ]
+    ),
+}

@@ -1,0 +1,184 @@
+"""The settings of every stage, as validated models: the vocabulary of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Settings(BaseModel):
+    """One block of a recipe. Unknown keys are errors; values are never changed after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    #: Fields that decide how the work is done but not what comes out; they stay out of cache keys.
+    runtime_fields: ClassVar[frozenset[str]] = frozenset()
+
+    def key_fields(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values: what a cache key is made of."""
+        return self.model_dump(mode="json", exclude=set(self.runtime_fields))
+
+
+class DataSettings(Settings):
+    """Where the labelled texts come from: a hub data set, or local Parquet, CSV or JSONL files."""
+
+    hub: str | None = Field(None, description="Hub data set id; used when no path is set.")
+    hub_config: str | None = None
+    revision: str | None = Field(None, description="Branch, tag or commit of the hub data set.")
+    path: str | None = Field(
+        None, description="A folder of <split>.parquet, .csv or .jsonl files (or folders <split>/ of them)."
+    )
+    text_column: str | None = Field(None, description="Default: the one of 'text' and 'sentence' that is there.")
+    label_column: str = "label"
+    train_split: str = "train"
+    validation_split: str | None = Field(None, description="Default: held off the train split.")
+    test_split: str = "test"
+    validation_rows: Count = Field(1000, description="Rows held off train when there is no validation split.")
+    drop_other_labels: bool = Field(False, description="Drop rows whose label no class has, rather than stop.")
+    min_words: Annotated[int, Field(ge=0)] = Field(0, description="Train rows with fewer words are dropped.")
+    max_per_class: Count | None = Field(None, description="Use this many random train rows of each class.")
+
+
+class ClassSettings(Settings):
+    """One class: its label in the data, and how it is put in words."""
+
+    label: Annotated[int, Field(ge=0)]
+    name: Annotated[str, Field(min_length=1)]
+    verbaliser: Annotated[str, Field(min_length=1, description="With its leading space.")]
+    instruction: Annotated[str, Field(min_length=1, description="Public, hand-written: what to write.")]
+
+
+class TemplateSettings(Settings):
+    """How a text is turned into an example: text + suffix + verbaliser."""
+
+    suffix: str = Field(" It was", description="With its leading space.")
+    max_text_tokens: Count = Field(128, description="Longer texts are cut at the end.")
+
+
+class ModelSettings(Settings):
+    """The causal language model: a local folder or a hub id."""
+
+    name: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
+    trust_remote_code: bool = Field(False, description="Run the Python that comes with the model.")
+
+
+class PrivacySettings(Settings):
+    """The guarantee asked for. `epsilon: null` means none."""
+
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Default: declared_records ** -1.1, which is below one in the number of records."
+    )
+    declared_records: Count | None = Field(None, description="The data set's size, as publicly declared.")
+    clipping_norm: Positive = 1.0
+    adjacency: Literal["add-or-remove", "replace"] = "add-or-remove"
+    calibration: Literal["analytic", "paper"] = "analytic"
+    unsafe_noise_seed: int | None = Field(None, description="For tests only: voids the guarantee.")
+
+
+class TargetGradientSettings(Settings):
+    """The gradient that the synthetic texts are to match."""
+
+    runtime_fields = frozenset({"batch_size"})
+
+    matching: Literal["head", "full-gradient"] = Field(
+        "head", description="Gradient of the output head (closed form), or of all parameters (slow ablation)."
+    )
+    batch_size: Count = 64
+
+
+class AdmmSettings(Settings):
+    """Algorithm 1 of the paper, with its defaults."""
+
+    rho: Positive = 0.1
+    iterations: Count = 30
+    inner_steps: Count = 50
+    learning_rate: Positive = 0.008
+    gradient_clip: Positive = Field(1.0, description="Largest norm of one example's gradient with respect to X.")
+    initial_draws: Count = Field(5, description="Random token sequences to choose each start from.")
+    initial_steps: Annotated[int, Field(ge=0)] = Field(0, description="Descent on the matching loss alone.")
+    keep: Literal["best", "last"] = Field("best", description="'last' is the paper's choice.")
+
+
+class ProjectionSettings(Settings):
+    """From embeddings back to readable tokens."""
+
+    rule: Literal["nearest-of-likely", "likeliest-of-near", "nearest"] = "nearest-of-likely"
+    candidates: Count = Field(200, description="k: how many tokens the rule chooses from.")
+    language: Literal["english", "any"] = Field("english", description="Which tokens count as words.")
+
+
+class GenerationSettings(Settings):
+    """How many texts, how long, and by which method."""
+
+    # How many texts and how long reach each shard as numbers of its own.
+    runtime_fields = frozenset({"batch_size", "shard_size", "per_class", "text_tokens"})
+
+    method: Literal["admm"] = "admm"
+    per_class: Count = 50
+    text_tokens: Count | Literal["auto"] = Field(20, description="'auto': the class's mean; not in private runs.")
+    admm: AdmmSettings = AdmmSettings()
+    projection: ProjectionSettings = ProjectionSettings()
+    shard_size: Count = Field(25, description="Examples per shard: what a crash can lose.")
+    batch_size: Count = Field(100, description="Examples optimised side by side.")
+
+
+class Exemplar(Settings):
+    """A hand-written, public example for few-shot classification."""
+
+    text: Annotated[str, Field(min_length=1)]
+    label: int
+
+
+class LabelFilterSettings(Settings):
+    """Few-shot classification of the generated texts."""
+
+    runtime_fields = frozenset({"batch_size"})
+
+    enabled: bool = True
+    exemplars: tuple[Exemplar, ...] = ()
+    batch_size: Count = 32
+
+
+class LossSelectionSettings(Settings):
+    """Keeps the texts whose gradients match best."""
+
+    per_class: Count = 50
+
+
+class CategoryBalanceSettings(Settings):
+    """Evens out the mean matching loss of the classes."""
+
+    enabled: bool = True
+    floor: Count = Field(10, description="Never leave a class with fewer texts than this.")
+
+
+class FinetuneEvalSettings(Settings):
+    """Fine-tuning on the synthetic texts, and on as many real ones."""
+
+    runtime_fields = frozenset({"eval_batch_size"})
+
+    steps: Count = 200
+    batch_size: Count = 16
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1e-5, 3e-5, 1e-4)
+    evaluate_every: Count = 50
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    max_validation_rows: Count | None = 500
+    max_test_rows: Count | None = None
+    eval_batch_size: Count = 64
+
+
+class MiaAuditSettings(Settings):
+    """The loss-threshold membership-inference attack of the paper."""
+
+    runs: Count = 10
+    threshold_records: Count = Field(100, description="Members, and as many non-members, to set the threshold.")
+    test_records: Count = Field(100, description="Members, and as many non-members, to attack.")

@@ -1,0 +1,149 @@
+"""From labelled texts to batches of token ids: text + suffix + verbaliser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradmm_core.errors import InputError
+from gradmm_core.head_gradient import HeadGradients
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.settings import Settings
+
+
+class ResponseTemplate(Settings):
+    """The part of a recipe that decides an example's tokens. Instructions and class names are not in it."""
+
+    suffix: str
+    verbalisers: dict[int, str]
+    max_text_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenisedTemplate:
+    """A template in one model's tokens.
+
+    `responses` maps a label to its verbaliser's tokens y_1..y_m. Their first tokens differ between classes,
+    so that the next-token distribution after the suffix decides the class.
+    """
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    responses: dict[int, tuple[int, ...]]
+    max_text_tokens: int
+
+    @property
+    def labels(self) -> list[int]:
+        return list(self.responses)
+
+    @property
+    def first_tokens(self) -> list[int]:
+        """The first response token of each class, in the order of `labels`."""
+        return [tokens[0] for tokens in self.responses.values()]
+
+    def tail(self, label: int) -> tuple[int, ...]:
+        """What follows the text in the model's input: the suffix, and the response but for its last token."""
+        return self.suffix + self.responses[label][:-1]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded examples. `positions[i, t]` is where response token t of example i is predicted."""
+
+    input_ids: Int[Tensor, "batch tokens"]
+    positions: Int[Tensor, "batch response"]
+    response_ids: Int[Tensor, "batch response"]
+    response_mask: Bool[Tensor, "batch response"]
+
+
+def tokenise_template(language_model: LanguageModel, template: ResponseTemplate) -> TokenisedTemplate:
+    """Tokenises suffix and verbalisers.
+
+    Raises:
+        InputError: if a verbaliser has no tokens, or two share their first token.
+    """
+    responses: dict[int, tuple[int, ...]] = {}
+    owner: dict[int, str] = {}
+    for label, verbaliser in template.verbalisers.items():
+        tokens = tuple(language_model.encode(verbaliser))
+        if not tokens:
+            raise InputError(f"the verbaliser {verbaliser!r} has no tokens", "classes", "choose another word")
+        if tokens[0] in owner:
+            raise InputError(
+                f"the verbalisers {owner[tokens[0]]!r} and {verbaliser!r} begin with the same token",
+                "classes",
+                "choose words that differ from their first token on",
+            )
+        owner[tokens[0]] = verbaliser
+        responses[label] = tokens
+    return TokenisedTemplate(
+        language_model.prefix_ids,
+        tuple(language_model.encode(template.suffix)),
+        responses,
+        template.max_text_tokens,
+    )
+
+
+def tokenise_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str) -> list[list[int]]:
+    """Token ids of each text, without special tokens, cut at `max_tokens`.
+
+    Raises:
+        InputError: naming the row, if a text has no tokens.
+    """
+    if not texts:
+        return []
+    encoded = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    for row, ids in enumerate(encoded):
+        if not ids:
+            raise InputError(f"text {row} has no tokens", where, "remove the row, or set data.min_words=1")
+    return [ids[:max_tokens] for ids in encoded]
+
+
+def make_batch(
+    template: TokenisedTemplate, texts: Sequence[list[int]], labels: Sequence[int], device: torch.device
+) -> Batch:
+    """Lays out examples for one forward pass over prefix + text + suffix + response[:-1]."""
+    rows = [
+        [*template.prefix, *text, *template.tail(label)] for text, label in zip(texts, labels, strict=True)
+    ]
+    responses = [template.responses[label] for label in labels]
+    length, response_length = max(map(len, rows)), max(map(len, responses))
+    input_ids = torch.zeros(len(rows), length, dtype=torch.long)
+    positions = torch.zeros(len(rows), response_length, dtype=torch.long)
+    response_ids = torch.zeros(len(rows), response_length, dtype=torch.long)
+    mask = torch.zeros(len(rows), response_length, dtype=torch.bool)
+    for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
+        m = len(response)
+        input_ids[i, : len(row)] = torch.tensor(row)
+        positions[i, :m] = torch.arange(len(row) - m, len(row))
+        response_ids[i, :m] = torch.tensor(response)
+        mask[i, :m] = True
+    return Batch(input_ids.to(device), positions.to(device), response_ids.to(device), mask.to(device))
+
+
+def response_hidden_states(
+    hidden: Float[Tensor, "batch tokens hidden"], positions: Int[Tensor, "batch response"]
+) -> Float[Tensor, "batch response hidden"]:
+    """The hidden states that predict the response tokens."""
+    return hidden.take_along_dim(positions[..., None], dim=1)
+
+
+def head_gradients(language_model: LanguageModel, batch: Batch) -> HeadGradients:
+    """Head gradients of a batch of examples: one forward pass of the body."""
+    hidden = language_model.hidden_states(input_ids=batch.input_ids)
+    augmented = language_model.augment(response_hidden_states(hidden, batch.positions))
+    return HeadGradients.from_logits(
+        language_model.logits(augmented), augmented, batch.response_ids, batch.response_mask
+    )
+
+
+def length_bucketed(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Indices in batches of examples of like length, so that little of a batch is padding."""
+    order = np.argsort(np.asarray(lengths), kind="stable").tolist()
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]

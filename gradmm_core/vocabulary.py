@@ -1,0 +1,58 @@
+"""Which tokens may appear in generated text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from gradmm_core.errors import InputError
+from gradmm_core.language_model import LanguageModel
+
+#: A token is a word piece with or without its leading space, a contraction's tail, digits, or punctuation.
+PATTERNS = {
+    "english": r" ?[A-Za-z]+| ?'[a-z]{1,2}| ?[0-9]+| ?[.,!?;:'\"()$%&-]| ?--| ?\.\.\.",
+    "any": r"\s?\S+",
+}
+
+
+@dataclass(frozen=True)
+class AllowedTokens:
+    """The tokens that generation chooses from.
+
+    `starts_text[i]`: token `ids[i]` may come first. A text is released without surrounding blanks, so a token
+    whose spelling changes when it is stripped and tokenised again cannot come first.
+    """
+
+    ids: Int[Tensor, " allowed"]
+    starts_text: Bool[Tensor, " allowed"]
+
+    @property
+    def starting_ids(self) -> Int[Tensor, " starting"]:
+        return self.ids[self.starts_text]
+
+
+def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedTokens:
+    """Drops special, control, undecodable and foreign tokens, by their spelling, all at once.
+
+    Raises:
+        InputError: if nothing is left.
+    """
+    tokenizer = language_model.tokenizer
+    size = min(len(tokenizer), language_model.embeddings.shape[0])
+    spelling = pd.Series(tokenizer.batch_decode([[i] for i in range(size)], clean_up_tokenization_spaces=False))
+    keep = spelling.str.fullmatch(PATTERNS[language]) & ~spelling.str.contains("\N{REPLACEMENT CHARACTER}")
+    keep &= spelling.map(str.isprintable)
+    keep &= ~keep.index.isin(tokenizer.all_special_ids)
+    ids = keep.index[keep].to_numpy()
+    if not len(ids):
+        raise InputError(
+            f"no token is a word of {language!r}", "generation.projection.language", "use 'any', or another model"
+        )
+    again = tokenizer(spelling[keep].str.strip().tolist(), add_special_tokens=False)["input_ids"]
+    starts = [pieces == [i] for pieces, i in zip(again, ids.tolist(), strict=True)]
+    device = language_model.device
+    return AllowedTokens(torch.tensor(ids, device=device), torch.tensor(starts, device=device))

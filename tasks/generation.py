@@ -1,0 +1,54 @@
+"""Stage 2: synthetic texts whose gradients match the target, in shards that a crash does not lose."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from gradmm_core.artifacts import StageArtifact
+from gradmm_core.filters import text_figures
+from gradmm_core.generation import Shard, generate
+from gradmm_core.language_model import ModelReference
+from gradmm_core.settings import ClassSettings, GenerationSettings, TargetGradientSettings
+from gradmm_core.target_table import matrix_of
+from gradmm_core.template import ResponseTemplate
+from tasks.inputs import read_model
+from tasks.stage import Outcome, RunContext, stage_task
+
+
+@stage_task("generation_shard")
+def generation_shard(
+    context: RunContext,
+    target: StageArtifact,
+    model: ModelReference,
+    wording: ResponseTemplate,
+    category: ClassSettings,
+    shard: Shard,
+    text_tokens: int,
+    matching: TargetGradientSettings,
+    settings: GenerationSettings,
+    seed: int,
+) -> Outcome:
+    """Some of one class's texts."""
+    attention = "sdpa" if matching.matching == "head" else "eager"
+    language_model, template = read_model(context, model, wording, attention)
+    texts = generate(
+        language_model,
+        template,
+        matrix_of(target.read_table(), category.label),
+        category.instruction,
+        category.name,
+        shard,
+        text_tokens,
+        matching,
+        settings,
+        seed,
+    )
+    return texts, text_figures(texts)
+
+
+@stage_task("generation")
+def generation(context: RunContext, shards: list[StageArtifact]) -> Outcome:
+    """All shards' texts together."""
+    texts = pd.concat([shard.read() for shard in shards], ignore_index=True)
+    return texts, text_figures(texts)
+

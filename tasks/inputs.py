@@ -1,0 +1,93 @@
+"""What every run begins with: the fingerprint of its data and of its model. Never cached, so never stale."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from prefect import task
+from pydantic import BaseModel, ConfigDict
+
+from gradmm_core.artifacts import Root
+from gradmm_core.data import LabelledTexts, Splits, load_splits
+from gradmm_core.demo import build_demo
+from gradmm_core.errors import InputError
+from gradmm_core.language_model import LanguageModel, ModelReference, load_language_model, resolve_model
+from gradmm_core.recipe import Recipe
+from gradmm_core.settings import DataSettings, ModelSettings
+from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+from tasks.stage import RunContext, SplitReference
+
+#: Stands for the embedded corpus in `data.path`, and for the embedded model in `model.name`.
+DEMO = "builtin:demo"
+
+
+class DataReference(BaseModel):
+    """The three splits, by content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    train: SplitReference
+    validation: SplitReference
+    test: SplitReference
+
+
+@task(name="demo_material", persist_result=False)
+def demo_material(recipe: Recipe, root: Root) -> Recipe:
+    """Makes the demo's data and model if the recipe names them, and puts their folders in their place."""
+    if DEMO not in (recipe.data.path, recipe.model.name):
+        return recipe
+    made = build_demo(root.path / "demo")
+    data, model = recipe.data, recipe.model
+    if data.path == DEMO:
+        data = data.model_copy(update={"path": str(made.data)})
+    if model.name == DEMO:
+        model = model.model_copy(update={"name": str(made.model)})
+    return recipe.model_copy(update={"data": data, "model": model})
+
+
+@task(name="dataset_fingerprint", persist_result=False)
+def dataset_fingerprint(context: RunContext) -> DataReference:
+    """Reads the data afresh and names it by its content."""
+    _splits.cache_clear()
+    splits = _splits(context.data, context.labels, context.seed)
+    return DataReference(
+        train=_reference("train", splits.train),
+        validation=_reference("validation", splits.validation),
+        test=_reference("test", splits.test),
+    )
+
+
+@task(name="model_fingerprint", persist_result=False)
+def model_fingerprint(settings: ModelSettings) -> ModelReference:
+    """Pins the model to a digest or commit."""
+    return resolve_model(settings)
+
+
+def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
+    """The texts behind a reference.
+
+    Raises:
+        InputError: if the data has changed since the run began.
+    """
+    splits = _splits(context.data, context.labels, context.seed)
+    texts: LabelledTexts = getattr(splits, reference.split)
+    if texts.digest != reference.digest:
+        raise InputError("the data changed while the run was going on", reference.split, "run again")
+    return texts
+
+
+def read_model(
+    context: RunContext, model: ModelReference, wording: ResponseTemplate, attention: str = "sdpa"
+) -> tuple[LanguageModel, TokenisedTemplate]:
+    """The frozen model, and the template in its tokens."""
+    language_model = load_language_model(model, context.device, attention)
+    return language_model, tokenise_template(language_model, wording)
+
+
+@lru_cache(maxsize=1)
+def _splits(settings: DataSettings, labels: tuple[int, ...], seed: int) -> Splits:
+    return load_splits(settings, labels, seed)
+
+
+def _reference(split: str, texts: LabelledTexts) -> SplitReference:
+    return SplitReference(split=split, digest=texts.digest, rows=len(texts))

@@ -1,0 +1,150 @@
+"""What all stages share: a cache key made of digests, a Parquet with its own record, a Prefect task around both."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib.metadata import version
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from prefect import Task, task
+from prefect.cache_policies import CachePolicy
+from prefect.context import TaskRunContext
+from pydantic import BaseModel, ConfigDict
+
+from gradmm_core.artifacts import Root, StageArtifact
+from gradmm_core.language_model import ModelReference
+from gradmm_core.settings import DataSettings, Settings
+from gradmm_core.stages import STAGES
+
+logger = logging.getLogger("gradmm_core.stage")
+
+#: Rows of a stage and its figures (JSON values).
+Outcome = tuple[pd.DataFrame | pa.Table, dict[str, Any]]
+
+
+class RunContext(BaseModel):
+    """Where and on what a run works. Never part of a cache key: it does not decide what comes out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    root: Root
+    data: DataSettings
+    labels: tuple[int, ...]
+    seed: int
+    device: str
+
+
+class SplitReference(BaseModel):
+    """One split of the data set, by the digest of its content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    split: str
+    digest: str
+    rows: int
+
+
+def stage_key(stage: str, inputs: Mapping[str, Any]) -> str:
+    """The digest of all that decides a stage's result: its version, its settings, its upstreams' digests.
+
+    Raises:
+        TypeError: for an input whose influence on the result cannot be told.
+    """
+    parts = {"stage": stage, "version": STAGES[stage].version} | _key_parts(inputs)
+    canonical = json.dumps(parts, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _key_parts(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _key_part(value) for name, value in inputs.items() if not isinstance(value, RunContext)}
+
+
+def _key_part(value: Any) -> Any:
+    if isinstance(value, StageArtifact):
+        return value.sha256
+    if isinstance(value, SplitReference):
+        return value.digest
+    if isinstance(value, ModelReference):
+        return value.key
+    if isinstance(value, Settings):
+        return value.key_fields()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list | tuple):
+        return [_key_part(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be part of a cache key")
+
+
+class StageCache(CachePolicy):
+    """Prefect's cache key of a stage: `<stage>/<key>`, so that deleting a folder forgets a stage."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def compute_key(
+        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
+    ) -> str:
+        return f"{self.stage}/{stage_key(self.stage, inputs)}"
+
+
+def stage_task(stage: str) -> Callable[[Callable[..., Outcome]], Task[..., StageArtifact]]:
+    """Makes a Prefect task of a function that returns a stage's rows and figures.
+
+    The task writes them as the stage's Parquet and returns the small reference to it. The function's first
+    parameter is the `RunContext`; all others decide the result.
+    """
+
+    def decorate(work: Callable[..., Outcome]) -> Task[..., StageArtifact]:
+        signature = inspect.signature(work)
+
+        @wraps(work)
+        def run(*args: Any, **kwargs: Any) -> StageArtifact:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            inputs = dict(bound.arguments)
+            context: RunContext = inputs["context"]
+            logger.info("%s starts", stage)
+            rows, figures = work(*args, **kwargs)
+            artifact = context.root.write_stage(
+                stage, stage_key(stage, inputs), rows, figures, _record(stage, inputs)
+            )
+            logger.info("%s wrote %d rows to %s", stage, artifact.rows, artifact.path)
+            return artifact
+
+        return task(
+            run,
+            name=stage,
+            cache_policy=StageCache(stage),
+            persist_result=True,
+            result_serializer="json",
+            cache_result_in_memory=False,
+        )
+
+    return decorate
+
+
+def _record(stage: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stage's Parquet says of its making."""
+    upstream = {n: v for n, v in inputs.items() if _is_upstream(v)}
+    settings = {n: v for n, v in inputs.items() if n not in upstream}
+    return {
+        "code": f"gradmm {version('gradmm')}, {stage} {STAGES[stage].version}",
+        "upstream": _key_parts(upstream),
+        "settings": _key_parts(settings),
+    }
+
+
+def _is_upstream(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_upstream, value))
+    return isinstance(value, StageArtifact | SplitReference | ModelReference)

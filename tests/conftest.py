@@ -1,0 +1,120 @@
+"""Material, and tiny random models of several families."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, PretrainedConfig
+
+from gradmm_core.language_model import LanguageModel, ModelReference, resolve_model
+from gradmm_core.settings import ModelSettings
+from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+
+# The models of most tests are so small that a second thread only waits for the first.
+torch.set_num_threads(1)
+
+WORDS = (
+    "the soup was warm and the bread was fresh . a quiet room with good light and bad chairs . "
+    "they said it was great but the train came late again ! we liked every page of this book , it was good . "
+    "never again : cold coffee , rude staff , a terrible smell . It was good . It was bad . It was great . "
+)
+
+
+@pytest.fixture(scope="session")
+def material() -> Path:
+    """The folder of real data sets and models; tests that need it skip where it is absent."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "material"
+    folder = Path(os.environ.get("GRADMM_MATERIAL", beside))
+    if not folder.is_dir():
+        pytest.skip(f"no material at {folder}; set GRADMM_MATERIAL to its folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of about 400 tokens; <|endoftext|> is token 0."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([WORDS] * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<|endoftext|>", eos_token="<|endoftext|>", pad_token="<|endoftext|>"
+    )
+
+
+def tiny_config(family: str, vocab_size: int, **changes: object) -> PretrainedConfig:
+    """A two-layer configuration of a model family, 32 wide."""
+    sizes = {
+        "phi": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+        "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+        "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+        "opt": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "ffn_dim": 64,
+            "word_embed_proj_dim": 16,
+        },
+        "gemma2": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "intermediate_size": 64,
+        },
+    }
+    common = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    return AutoConfig.for_model(family, **common | sizes[family] | changes)
+
+
+def tiny_language_model(
+    tokenizer: PreTrainedTokenizerFast, family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
+) -> LanguageModel:
+    """Random weights, larger than usual so that nothing is near zero. Eager attention, for double backward."""
+    config = tiny_config(family, len(tokenizer) + 3, **changes)  # Phi too has more rows than tokens
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return LanguageModel(model.to(dtype).eval().requires_grad_(False), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def phi(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
+    """A tiny Phi (untied, a head with bias) in float64."""
+    return tiny_language_model(tokenizer, "phi")
+
+
+@pytest.fixture(scope="session")
+def wording() -> ResponseTemplate:
+    return ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=64)
+
+
+@pytest.fixture(scope="session")
+def template(phi: LanguageModel, wording: ResponseTemplate) -> TokenisedTemplate:
+    return tokenise_template(phi, wording)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> ModelReference:
+    """The tiny Phi as a folder, in float32."""
+    folder = tmp_path_factory.mktemp("tiny-phi")
+    model = tiny_language_model(tokenizer, "phi", dtype=torch.float32).model
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return resolve_model(ModelSettings(name=str(folder)))

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import torch
+
+from gradmm_core.admm import admm, best_draws
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.matching import HeadMatching
+from gradmm_core.projection import Projector
+from gradmm_core.settings import AdmmSettings, ProjectionSettings
+from gradmm_core.template import TokenisedTemplate
+from gradmm_core.vocabulary import allowed_tokens
+
+SETTINGS = AdmmSettings(iterations=4, inner_steps=6, learning_rate=0.05)
+
+
+def objective_and_projection(phi: LanguageModel, template: TokenisedTemplate):
+    target = torch.randn(phi.head.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    allowed = allowed_tokens(phi, "english")
+    start = allowed.ids[torch.randint(len(allowed.ids), (5, 6), generator=torch.Generator().manual_seed(1))]
+    project = Projector(phi, allowed, "they said\n", ProjectionSettings(candidates=30))
+    return HeadMatching(phi, template, 1, target), project, start
+
+
+def test_an_example_does_not_depend_on_its_batch(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    objective, project, start = objective_and_projection(phi, template)
+    together = admm(objective, project, phi.embed, start, SETTINGS, range(4))
+    for i in range(len(start)):
+        alone = admm(objective, project, phi.embed, start[i : i + 1], SETTINGS, range(4))
+        assert torch.equal(alone.token_ids[0], together.token_ids[i])
+        assert torch.allclose(alone.history[:, 0], together.history[:, i], atol=1e-9)
+
+
+def test_updates_are_those_of_algorithm_1(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    """The same run, written out with autograd's own Adam on one example and no clipping in reach."""
+    objective, project, start = objective_and_projection(phi, template)
+    settings = SETTINGS.model_copy(update={"gradient_clip": 1e9, "rho": 0.7})
+    x = phi.embed(start[:1])
+    dual = torch.zeros_like(x)
+    losses = []
+    for t in range(4):
+        z = phi.embed(project(x + dual / 0.7))
+        losses.append(float(objective(z)))
+        if t > 0:
+            dual = dual + 0.7 * (x - z)
+        x = x.detach().clone().requires_grad_(True)
+        adam = torch.optim.Adam([x], lr=0.05)
+        for _ in range(6):
+            adam.zero_grad()
+            (objective(x).sum() + 0.35 * (x - z + dual / 0.7).pow(2).sum()).backward()
+            adam.step()
+        x = x.detach()
+    result = admm(objective, project, phi.embed, start[:1], settings, range(4))
+    assert torch.allclose(result.history[:4, 0], torch.tensor(losses, dtype=torch.float64), atol=1e-9)
+
+
+def test_best_is_the_lowest_loss_of_all_iterates_and_last_is_the_last(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    objective, project, start = objective_and_projection(phi, template)
+    best = admm(objective, project, phi.embed, start, SETTINGS, range(4))
+    assert torch.allclose(best.losses, best.history.min(dim=0).values)
+    assert torch.allclose(best.losses, objective(phi.embed(best.token_ids)))
+    last = admm(objective, project, phi.embed, start, SETTINGS.model_copy(update={"keep": "last"}), range(4))
+    assert torch.allclose(last.losses, last.history[-1])
+    assert torch.allclose(last.losses, objective(phi.embed(last.token_ids)))
+
+
+def test_descent_before_the_first_projection_lowers_the_loss(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    objective, _, start = objective_and_projection(phi, template)
+    seen = []
+
+    def record(x: torch.Tensor) -> torch.Tensor:
+        seen.append(objective(x).mean())
+        return start
+
+    admm(objective, record, phi.embed, start, SETTINGS.model_copy(update={"initial_steps": 20}), range(1))
+    assert seen[0] < objective(phi.embed(start)).mean() - 0.005
+
+
+def test_best_draw_has_the_lowest_loss(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    objective, _, start = objective_and_projection(phi, template)
+    draws = start.view(1, 5, 6)
+    losses = objective(phi.embed(start))
+    assert torch.equal(best_draws(objective, phi.embed, draws)[0], start[losses.argmin()])

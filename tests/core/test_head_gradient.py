@@ -1,0 +1,138 @@
+"""The closed form against autograd's double backward, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradmm_core.head_gradient import HeadGradients
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.matching import HeadMatching
+from gradmm_core.template import ResponseTemplate, head_gradients, make_batch, tokenise_template
+from tests.conftest import tiny_language_model
+
+FAMILIES = {
+    "phi": {},
+    "llama": {},
+    "llama-tied": {"tie_word_embeddings": True},
+    "gpt2": {},
+    "gpt_neox": {},
+    "opt": {},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tokenizer) -> LanguageModel:
+    return tiny_language_model(tokenizer, request.param.removesuffix("-tied"), **FAMILIES[request.param])
+
+
+def head_parameters(model: LanguageModel) -> list[Tensor]:
+    """An untied, trainable copy of weight and bias, so that autograd sees the head alone."""
+    head = model.model.get_output_embeddings()
+    parts = [head.weight, getattr(head, "bias", None)]
+    return [p.detach().clone().requires_grad_(True) for p in parts if p is not None]
+
+
+def autograd_head_gradient(model: LanguageModel, embeds: Tensor, response: list[int], create_graph: bool) -> Tensor:
+    """The slow way: build the loss, differentiate it, glue weight and bias into one matrix."""
+    parameters = head_parameters(model)
+    hidden = model.model.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
+    logits = F.linear(hidden[0, -len(response) :], *parameters)
+    loss = F.cross_entropy(logits, torch.tensor(response))
+    gradients = torch.autograd.grad(loss, parameters, create_graph=create_graph)
+    return torch.cat([g if g.ndim == 2 else g[:, None] for g in gradients], dim=1)
+
+
+@pytest.mark.parametrize("verbaliser", [" good", " not really very good at all"])
+def test_loss_and_its_gradient_equal_double_backward_to_1e_8(model: LanguageModel, verbaliser: str) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: verbaliser}, max_text_tokens=64)
+    template = tokenise_template(model, wording)
+    response = list(template.responses[1])
+    torch.manual_seed(1)
+    target = torch.randn_like(model.head)
+    x = (torch.randn(3, 5, model.embeddings.shape[1], dtype=torch.float64) * 0.2).requires_grad_(True)
+
+    ours = HeadMatching(model, template, 1, target)(x)
+    (our_gradient,) = torch.autograd.grad(ours.sum(), x)
+
+    tail = model.embed(torch.tensor(template.tail(1)))[None]
+    for i in range(len(x)):
+        example = x[i : i + 1].detach().requires_grad_(True)
+        g = autograd_head_gradient(model, torch.cat([example, tail], dim=1), response, create_graph=True)
+        loss = 1 - F.cosine_similarity(g.flatten(), target.flatten(), dim=0)
+        (gradient,) = torch.autograd.grad(loss, example)
+        assert float((loss - ours[i]).detach().abs()) < 1e-8
+        assert float((gradient[0] - our_gradient[i]).abs().max()) < 1e-8
+
+
+def test_batch_of_mixed_labels_and_lengths_equals_autograd_one_by_one(model: LanguageModel) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good for a train"}, max_text_tokens=64)
+    template = tokenise_template(model, wording)
+    texts = [model.encode(t) for t in ("the soup was cold", "a quiet room with good light and bread", "late")]
+    labels = [0, 1, 1]
+    gradients = head_gradients(model, make_batch(template, texts, labels, model.device)).materialise()
+    for text, label, ours in zip(texts, labels, gradients, strict=True):
+        ids = torch.tensor([*template.prefix, *text, *template.tail(label)])
+        slow = autograd_head_gradient(model, model.embed(ids)[None], list(template.responses[label]), False)
+        assert torch.allclose(ours, slow, atol=1e-7)  # some norms round through float32
+
+
+def random_gradients(seed: int, batch: int, response: int, vocab: int = 11, width: int = 5) -> HeadGradients:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, response + 1, (batch, 1), generator=generator)
+    return HeadGradients.from_logits(
+        3 * torch.randn(batch, response, vocab, dtype=torch.float64, generator=generator),
+        torch.randn(batch, response, width, dtype=torch.float64, generator=generator),
+        torch.randint(vocab, (batch, response), generator=generator),
+        torch.arange(response)[None] < lengths,
+    )
+
+
+shapes = {"seed": st.integers(0, 2**31), "batch": st.integers(1, 5), "response": st.integers(1, 4)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(**shapes)
+def test_inner_products_norms_and_losses_equal_those_of_the_matrices(seed: int, batch: int, response: int) -> None:
+    gradients = random_gradients(seed, batch, response)
+    matrices = gradients.materialise()
+    target = torch.randn(11, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    assert torch.allclose(gradients.inner_products(target), (matrices * target).sum(dim=(1, 2)))
+    assert torch.allclose(gradients.norms(), torch.linalg.matrix_norm(matrices))
+    cosine = F.cosine_similarity(matrices.flatten(1), target.flatten()[None])
+    assert torch.allclose(gradients.matching_losses(target), 1 - cosine)
+
+
+@settings(max_examples=50, deadline=None)
+@given(clipping_norm=st.floats(1e-3, 10), **shapes)
+def test_clipped_sum_equals_the_sum_of_clipped_matrices(
+    seed: int, batch: int, response: int, clipping_norm: float
+) -> None:
+    gradients = random_gradients(seed, batch, response)
+    slow = sum(g * min(1.0, clipping_norm / float(g.norm())) for g in gradients.materialise())
+    assert torch.allclose(gradients.clipped_sum(clipping_norm), slow)
+
+
+@settings(max_examples=50, deadline=None)
+@given(clipping_norm=st.floats(1e-3, 10), **shapes)
+def test_clipped_sum_has_sensitivity_c_under_add_remove(
+    seed: int, batch: int, response: int, clipping_norm: float
+) -> None:
+    whole = random_gradients(seed, batch + 1, response)
+    without_last = HeadGradients(whole.residual[:-1], whole.hidden[:-1])
+    difference = whole.clipped_sum(clipping_norm) - without_last.clipped_sum(clipping_norm)
+    assert float(difference.norm()) <= clipping_norm * (1 + 1e-9)
+
+
+def test_a_vanishing_gradient_has_loss_one_and_a_finite_derivative() -> None:
+    residual = torch.zeros(1, 1, 11, dtype=torch.float64, requires_grad=True)
+    gradients = HeadGradients(residual, torch.ones(1, 1, 5, dtype=torch.float64))
+    loss = gradients.matching_losses(torch.ones(11, 5, dtype=torch.float64))
+    assert float(loss.detach()) == 1.0
+    loss.backward()
+    assert residual.grad is not None
+    assert gradients.clip_scales(1.0).isfinite().all()
