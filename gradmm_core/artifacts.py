@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -45,7 +45,7 @@ class StageArtifact(BaseModel):
     figures: dict[str, Any]
 
     @model_validator(mode="after")
-    def _file_is_intact(self) -> Self:
+    def _file_is_intact(self) -> StageArtifact:
         if not self.path.is_file():
             raise ValueError(f"{self.path} is missing")
         if file_digest(self.path) != self.sha256:

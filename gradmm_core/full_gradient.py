@@ -42,7 +42,7 @@ def response_gradient(
     create_graph: bool,
 ) -> Float[Tensor, " parameters"]:
     """Gradient of the mean cross-entropy of the response, predicted at the last m positions, flattened."""
-    with trainable(language_model) as parameters:
+    with torch.enable_grad(), trainable(language_model) as parameters:
         out = language_model.model(inputs_embeds=inputs_embeds, use_cache=False)
         loss = F.cross_entropy(out.logits[0, -len(response_ids) :], response_ids)
         gradients = torch.autograd.grad(loss, parameters, create_graph=create_graph, materialize_grads=True)
@@ -82,6 +82,6 @@ class FullGradientMatching:
 
     def _loss(self, x: Float[Tensor, "1 tokens hidden"]) -> Float[Tensor, ""]:
         gradient = response_gradient(
-            self._lm, self._free_text(x), self._free_text.response_ids[0], create_graph=True
+            self._lm, self._free_text(x), self._free_text.response_ids[0], create_graph=torch.is_grad_enabled()
         )
         return 1 - F.cosine_similarity(gradient, self._target, dim=0)

@@ -1,7 +1,7 @@
 """The folder that may leave the house: synthetic sentences, their guarantee and how they were made.
 
-It is a Hugging Face data set. Everything in it follows from the noisy target and from public settings; nothing is
-read off a run's stages, whose figures (accuracies, audits, counts of real records) are measured on private data.
+It is a Hugging Face data set. Everything in it follows from the noisy target and from public settings. Nothing
+is read off a run's stages: their figures (accuracy, audit, counts of real records) are those of private data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -82,10 +83,11 @@ def check_release(folder: Path) -> None:
     Raises:
         ValueError: naming what is too much and what is missing.
     """
-    entries = [entry for entry in folder.rglob("*") if entry.is_symlink() or not entry.is_dir()]
-    found = {entry.relative_to(folder).as_posix() for entry in entries}
-    strangers = (found - RELEASE_FILES) | {e.relative_to(folder).as_posix() for e in entries if e.is_symlink()}
-    missing = RELEASE_FILES - found
+    entries = {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*")}
+    files = {name for name, entry in entries.items() if not entry.is_dir()}
+    links = {name for name, entry in entries.items() if entry.is_symlink()}
+    strangers = (files - RELEASE_FILES) | links
+    missing = RELEASE_FILES - files
     if strangers or missing:
         raise ValueError(
             f"{folder} is no release: not allowed there: {sorted(strangers)}, missing: {sorted(missing)}"
@@ -95,8 +97,8 @@ def check_release(folder: Path) -> None:
 def class_label_names(recipe: Recipe) -> dict[int, str]:
     """Names of the classes by label, in the order of the `ClassLabel` feature.
 
-    Labels 0 to K-1 are kept. Other labels have no place in a ClassLabel, whose values are 0 to K-1: a class is
-    then numbered by its position in the recipe.
+    Labels 0 to K-1 are kept. Other labels have no place in a ClassLabel, whose values are 0 to K-1: a class
+    is then numbered by its position in the recipe.
     """
     names = {c.label: c.name for c in recipe.classes}
     return dict(sorted(names.items())) if set(names) == set(range(len(names))) else names
@@ -153,8 +155,8 @@ def _assumed_public(recipe: Recipe) -> str:
 def _card(run: RunRecord, texts: pd.DataFrame) -> str:
     recipe = run.recipe
     names = class_label_names(recipe)
-    counts = texts["label"].value_counts()
-    shown = texts.groupby("label", sort=True).head(SHOWN_PER_CLASS)
+    counts = Counter(texts["label"].tolist())
+    shown = texts.groupby("label").head(SHOWN_PER_CLASS)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gradmm_core"),
         finalize=_escape_unless_marked_safe,
@@ -172,7 +174,7 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         model_commit=run.model["revision"],
         version=run.versions["gradmm"],
         rows=len(texts),
-        classes=[(i, label, name, int(counts.get(label, 0))) for i, (label, name) in enumerate(names.items())],
+        classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
         labels_are_kept=list(names) == list(range(len(names))),
         shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],
     )
@@ -227,5 +229,5 @@ def _recipe_yaml(run: RunRecord) -> str:
     values = run.recipe.model_dump(mode="json")
     values["data"] |= {"path": None, "hub": None, "hub_config": None, "revision": None}
     values["model"]["name"] = public_model_name(run)
-    header = "# The recipe as run. Where the data lies is left out: set data.path or data.hub to run it again.\n"
+    header = "# The recipe as run, but for where the data lies: set data.path or data.hub to run it again.\n"
     return header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -552,12 +552,12 @@ class Mixture:
 
 
 MIXTURE = Mixture(
-    instructed=0.5,
-    unprompted=0.38,
-    reviews=0.06,
-    lists=0.06,
+    instructed=0.58,
+    unprompted=0.34,
+    reviews=0.04,
+    lists=0.04,
     template_domains=("hotel", "film", "book"),
-    wrong={0: 0.35, 1: 0.15},
+    wrong={0: 0.42, 1: 0.1},
 )
 
 

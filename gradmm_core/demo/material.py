@@ -30,7 +30,7 @@ MARKER = "demo.json"
 
 VOCABULARY = 2048  # tokens at most: enough for almost every word to be one
 HIDDEN, LAYERS, HEADS, CONTEXT = 96, 2, 4, 512
-DOCUMENTS = 36_000
+DOCUMENTS = 40_000
 BLOCK, BATCH = 128, 8  # tokens in a training block, blocks in a step
 THREADS = 2  # more are slower on a model of this size, and would sum in another order
 LEARNING_RATE, WARM_UP = 3e-3, 50  # the peak, and the steps until it

@@ -1,0 +1,305 @@
+"""Reading recipes, overriding settings, and the recipes that come with the product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradmm_core.errors import InputError
+from gradmm_core.recipe import Recipe, load_recipe, setting_names, validate_recipe
+
+MINIMAL = """
+name: minimal
+data: {hub: someone/something}
+model: {name: some/model}
+classes:
+- {label: 0, name: negative, verbaliser: " bad", instruction: "A bad review:\\n"}
+- {label: 1, name: positive, verbaliser: " great", instruction: "A good review:\\n"}
+label_filter:
+  exemplars:
+  - {text: Dull., label: 0}
+  - {text: Lovely., label: 1}
+"""
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    path = tmp_path / "minimal.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_recipe(path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- Overrides ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("seed=7", 7),
+        ("privacy.clipping_norm=0.5", 0.5),
+        ("generation.admm.learning_rate=1e-5", 1e-5),
+        ("generation.admm.rho=1.", 1.0),
+        ("finetune_eval.learning_rates=[1e-5, 3e-4]", (1e-5, 3e-4)),
+        ("generation.text_tokens=auto", "auto"),
+        ("generation.text_tokens=12", 12),
+        ("data.path=/somewhere else", "/somewhere else"),
+        ("description=a=b", "a=b"),
+        ("model.revision=12e4567", "12e4567"),
+        ("model.revision='0123'", "0123"),
+        ("classes.1.verbaliser=' good'", " good"),
+        ("label_filter.exemplars.0.text=Very dull.", "Very dull."),
+        ("finetune_eval.max_validation_rows=null", None),
+        ("label_filter.enabled=false", False),
+    ],
+)
+def test_an_override_takes_a_yaml_value(minimal: Path, override: str, value: Any) -> None:
+    node: Any = load_recipe(minimal, [override])
+    for key in override.partition("=")[0].split("."):
+        node = node[int(key)] if key.isdigit() else getattr(node, key)
+    assert node == value
+    assert type(node) is type(value)
+
+
+def test_a_block_can_be_overridden_as_a_whole(minimal: Path) -> None:
+    recipe = load_recipe(minimal, ["privacy={epsilon: 0.5, delta: 1e-5}"])
+    assert (recipe.privacy.epsilon, recipe.privacy.delta) == (0.5, 1e-5)
+
+
+def test_later_overrides_win_and_null_brings_no_privacy_back(minimal: Path) -> None:
+    overrides = ["privacy.epsilon=1", "privacy.declared_records=1000"]
+    assert load_recipe(minimal, overrides).privacy.epsilon == 1
+    assert load_recipe(minimal, [*overrides, "privacy.epsilon=null"]).privacy.epsilon is None
+
+
+@given(st.floats(1e-300, 1e300))
+def test_every_float_survives_an_override(value: float) -> None:
+    path = Path(__file__).parent / "data" / "nothing"
+    del path
+    values = yaml.safe_load(MINIMAL) | {"privacy": {"clipping_norm": repr(value)}}
+    assert validate_recipe(values, "here").privacy.clipping_norm == value
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "--set: 'seed' is not of the form a.b=value"),
+        ("=1", "--set: '=1' is not of the form a.b=value"),
+        ("a..b=1", "--set: 'a..b=1' is not of the form a.b=value"),
+        ("data={hub: [", "--set data: '{hub: [' is not a YAML value"),
+        ("classes.2.name=x", "--set classes.2.name: there is no entry '2' in a list of 2"),
+        ("classes.first.name=x", "--set classes.first.name: there is no entry 'first' in a list of 2"),
+        ("data.hub.x=1", "--set data.hub.x: is not a block of settings"),
+        ("data.hub.x.y=1", "--set data.hub.x.y: is not a block of settings"),
+        ("seed=-1", "seed: input should be greater than or equal to 0, not -1"),
+        ("seed=1.5", "seed: input should be a valid integer"),
+        ("seed=null", "seed: input should be a valid integer, not None"),
+        ("privacy.epsilon=0", "privacy.epsilon: input should be greater than 0, not 0"),
+        ("privacy.epsilon=.nan", "privacy.epsilon: input should be a finite number, not nan"),
+        ("privacy.epsilon=.inf", "privacy.epsilon: input should be a finite number, not inf"),
+        ("privacy.delta=1", "privacy.delta: input should be less than 1, not 1"),
+        ("generation.text_tokens=many", "generation.text_tokens: input should be a valid integer"),
+        ("generation.projection.rule=best", "generation.projection.rule: input should be 'nearest-of-likely'"),
+        ("generation.admm=null", "generation.admm: input should be a valid dictionary"),
+        ("finetune_eval.learning_rates=[]", "finetune_eval.learning_rates: tuple should have at least 1 item"),
+        ("name=Not A Name", "name: string should match pattern"),
+        ("classes.1.verbaliser=''", "classes.1.verbaliser: string should have at least 1 character, not ''"),
+    ],
+)
+def test_a_bad_override_is_refused_in_one_line(minimal: Path, override: str, message: str) -> None:
+    assert message in refusal(minimal, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("generation.admm.rhoo=1", "generation.admm.rho"),
+        ("generation.batchsize=1", "generation.batch_size"),
+        ("privcy.epsilon=1", "privacy"),
+        ("epsilon=1", "privacy.epsilon"),
+        ("admm.rho=1", "generation.admm"),
+        ("classes.1.verbalizer=x", "classes.1.verbaliser"),
+        ("label_filter.exemplars.0.lable=1", "label_filter.exemplars.0.label"),
+    ],
+)
+def test_an_unknown_setting_comes_with_the_nearest_known_one(
+    minimal: Path, override: str, suggestion: str
+) -> None:
+    name = override.partition("=")[0]
+    message = refusal(minimal, override)
+    assert f"did you mean {suggestion!r}?" in message
+    assert f"unknown setting {name!r}" in message or f"unknown setting {name.split('.')[0]!r}" in message
+
+
+def test_an_unknown_setting_like_no_other_points_to_the_list(minimal: Path) -> None:
+    assert "unknown setting 'zzz'; see `gradmm recipes" in refusal(minimal, "zzz=1")
+
+
+def test_a_long_value_is_not_repeated_in_full(minimal: Path) -> None:
+    assert len(refusal(minimal, "seed=" + "x" * 1000)) < 300
+
+
+# --- Files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a mapping of settings"),
+        ("- 1", "is not a mapping of settings"),
+        ("a: [", "cannot be read (while parsing"),
+        ("name: x\nname: y", "cannot be read (found the key 'name' twice"),
+        (MINIMAL + "privacy: {epsilon: 1, delta: 1e-5}\nprivacy: {clipping_norm: 2}", "'privacy' twice"),
+        (MINIMAL + "privacy:\n  epsilon: 1\n  delta: 1e-5\n  epsilon: null", "'epsilon' twice"),
+        ("{}", "name: field required (and 3 more)"),
+        ("modle: {name: x}\n" + MINIMAL.replace("model:", "privacy:"), "did you mean 'model'?"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert message in refusal(path)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(tmp_path / "nowhere.yaml")
+    assert "cannot be read" in refusal(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in refusal(tmp_path / "binary.yaml")
+
+
+# --- What does not fit together -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["classes.1.label=0"], "classes: two classes share a label in [0, 0]"),
+        (["classes.1.name=negative"], "classes: two classes share a name"),
+        (["classes.1.verbaliser=' bad'"], "classes: two classes share a verbaliser"),
+        (["label_filter.exemplars.0.label=5"], "label_filter.exemplars: no class has the label 5"),
+        (["label_filter.exemplars=[]"], "label_filter.exemplars: none given"),
+        (["loss_selection.per_class=51"], "loss_selection.per_class: more than generation.per_class"),
+        (["data.hub=null"], "data: neither data.path nor data.hub is set"),
+        (["data.test_split=train"], "data.train_split: also named as the validation or test split"),
+        (["data.validation_split=train"], "data.train_split: also named as the validation or test split"),
+        (["privacy.epsilon=1"], "privacy: an epsilon needs privacy.delta or privacy.declared_records"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    minimal: Path, overrides: list[str], message: str
+) -> None:
+    assert message in refusal(minimal, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("generation.text_tokens=auto", "generation.text_tokens: 'auto' reads the private texts"),
+        ("data.max_per_class=100", "data.max_per_class: one more record would push another out"),
+        ("target_gradient.matching=full-gradient", "target_gradient.matching: the full gradient is an abl"),
+    ],
+)
+def test_a_private_run_refuses_what_reads_or_couples_private_records(
+    minimal: Path, override: str, message: str
+) -> None:
+    load_recipe(minimal, [override])
+    assert message in refusal(minimal, override, "privacy.epsilon=1", "privacy.delta=1e-5")
+
+
+def test_setting_names_are_those_that_overrides_take() -> None:
+    names = setting_names()
+    assert {"seed", "privacy", "privacy.epsilon", "generation.admm.rho", "classes.N.label"} <= set(names)
+    assert len(set(names)) == len(names)
+
+
+# --- The recipes that come with the product -----------------------------------------------------------------
+
+SHIPPED = {
+    "sst2": (0, 1),
+    "rotten_tomatoes": (0, 1),
+    "sentence_polarity": (0, 1),
+    "imdb": (0, 1),
+    "tweet_emotions": (0, 1),
+    "tweet_emotions_six": (0, 1, 2, 3, 4, 5),
+}
+
+
+def shipped(name: str, *overrides: str) -> Recipe:
+    return load_recipe(Path(str(files("deployments") / "recipes" / f"{name}.yaml")), overrides)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_is_valid_and_called_like_its_file(name: str) -> None:
+    recipe = shipped(name)
+    assert recipe.name == name
+    assert recipe.description
+    assert tuple(sorted(c.label for c in recipe.classes)) == SHIPPED[name]
+    assert recipe.privacy.epsilon is None
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_becomes_private_by_its_epsilon_alone(name: str) -> None:
+    recipe = shipped(name, "privacy.epsilon=0.05")
+    assert recipe.privacy.epsilon == 0.05
+    assert recipe.privacy.declared_records is not None
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_exemplars_are_few_different_and_balanced(name: str) -> None:
+    exemplars = shipped(name).label_filter.exemplars
+    assert len({exemplar.text for exemplar in exemplars}) == len(exemplars)
+    counts = Counter(exemplar.label for exemplar in exemplars)
+    assert set(counts) == set(SHIPPED[name])
+    assert len(set(counts.values())) == 1
+    assert all(exemplar.text == exemplar.text.strip() for exemplar in exemplars)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_verbalisers_and_suffixes_begin_with_a_blank(name: str) -> None:
+    recipe = shipped(name)
+    assert recipe.template.suffix.startswith(" ")
+    assert not recipe.template.suffix.endswith(" ")
+    for c in recipe.classes:
+        assert c.verbaliser[0] == " " != c.verbaliser[1]
+
+
+@pytest.mark.material
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_shipped_sentence_is_from_the_data(material: Path, name: str) -> None:
+    """Exemplars and instructions must be public, so none of their lines may be a record."""
+    import pyarrow.parquet as pq
+
+    records = {
+        text.strip().lower()
+        for file in sorted((material / "data").glob("*/*.parquet"))
+        for text in pq.read_table(file)["text"].to_pylist()
+    }
+    recipe = shipped(name)
+    lines = [exemplar.text for exemplar in recipe.label_filter.exemplars]
+    lines += [line.strip(' "') for c in recipe.classes for line in c.instruction.splitlines()]
+    assert not [line for line in lines if line and line.lower() in records]
+
+
+@pytest.mark.material
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_verbalisers_differ_in_their_first_tokens(material: Path, name: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(material / "models" / "reviews-phi-9m")
+    tokens = [tokenizer(c.verbaliser, add_special_tokens=False)["input_ids"] for c in shipped(name).classes]
+    assert len({ids[0] for ids in tokens}) == len(tokens)
+    assert all(len(ids) == 1 for ids in tokens)

@@ -1,0 +1,351 @@
+"""The private report: complete, self-contained, and safe to open whatever the texts say."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from gradmm_core.report import accuracy_by_arm, accuracy_plot, duration, figure, percent, points, write_report
+from gradmm_core.run_record import RunRecord
+from tests.core.test_release import HOSTILE, PLANTED, SENTIMENT, run_record, texts_of
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the visible text; checks that elements are closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag in ("td", "th", "dt", "caption"):
+            self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+    def tags(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in names]
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text.split())
+
+
+def finetune_rows(seeds: int = 3) -> pd.DataFrame:
+    """Accuracies that rise with the step; another learning rate, which was not chosen, is much worse."""
+    rows = [("before", 0, 0.0, 0, split, 0.60311, 0.7) for split in ("validation", "test")]
+    for arm, chosen, top in (("synthetic", 1e-4, 0.71), ("real", 3e-5, 0.73)):
+        for step in (50, 100, 150, 200):
+            for split in ("validation", "test"):
+                low = top - (200 - step) / 2000
+                rows += [(arm, seed, chosen, step, split, low + 0.01 * seed, 0.6) for seed in range(seeds)]
+                rows += [(arm, 0, 1e-2, step, split, 0.5, 2.0)]
+    return pd.DataFrame(rows, columns=["arm", "seed", "learning_rate", "step", "split", "accuracy", "loss"])
+
+
+def audit_rows(runs: int = 10) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "run": range(runs),
+            "threshold": [0.4 + 0.01 * i for i in range(runs)],
+            "advantage": [0.01 * (i - 4) for i in range(runs)],
+            "auc": 0.51,
+            "tpr_at_1_fpr": 0.02,
+            "tpr_at_01_fpr": 0.01,
+            "power": 0.0871,
+            "detectable_advantage": 0.1763,
+            "test_records": 100,
+        }
+    )
+
+
+def report(tmp_path: Path, run: RunRecord, texts: pd.DataFrame, seeds: int = 3, audits: int = 10) -> Page:
+    path = tmp_path / "report.html"
+    write_report(path, run, texts, finetune_rows(seeds), audit_rows(audits))
+    return Page(path.read_text())
+
+
+def with_figures(run: RunRecord, stage: str, drop: tuple[str, ...] = (), **changes: Any) -> RunRecord:
+    stages = [
+        s.model_copy(update={"figures": {k: v for k, v in s.figures.items() if k not in drop} | changes})
+        if s.stage == stage
+        else s
+        for s in run.stages
+    ]
+    return run.model_copy(update={"stages": stages})
+
+
+@pytest.fixture
+def texts() -> pd.DataFrame:
+    return texts_of(SENTIMENT, [f"a sentence about film {i}" for i in range(10)])
+
+
+@pytest.fixture
+def private_run() -> RunRecord:
+    return run_record(SENTIMENT, rows=20)
+
+
+def test_verdict_gives_counts_accuracies_guarantee_and_what_the_audit_could_see(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    words = report(tmp_path, private_run, texts).words
+    assert "PRIVATE REPORT: figures measured on private data; do not publish" in words
+    assert "20 sentences: 10 negative, 10 positive." in words
+    assert "Accuracy 60.3% → 71.3 ± 1.2% [72.2 ± 1.1%] on the synthetic sentences" in words
+    assert "against 73.8 ± 1.0% [74.4 ± 1.0%] on as many real ones" in words
+    assert "Mean ± standard deviation over 3 seeds" in words
+    assert private_run.guarantee.sentence in words
+    assert "an advantage of +2.8 ± 6.1 points" in words
+    assert "With 100 members and as many others, the test detects +17.6 points four times in five" in words
+
+
+def test_one_seed_and_one_audit_run_show_no_spread(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    words = report(tmp_path, private_run, texts, seeds=1, audits=1).words
+    assert "Accuracy 60.3% → 71.3% [72.2%]" in words
+    assert "One seed only" in words
+    assert "an advantage of +2.8 points." in words
+
+
+def test_figures_of_every_stage_appear(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    words = report(tmp_path, private_run, texts).words
+    for stage in private_run.stages:
+        assert stage.stage.replace("_", " ") in words
+        assert stage.sha256 in words
+        assert f"pd.read_parquet('{stage.path}')" in words
+    assert f"clip fraction {PLANTED['clip_fraction']:.4g}" in words
+    assert f"records negative {PLANTED['records']:,}, positive {PLANTED['records']:,}" in words
+    assert "mean matching loss 0.3123" in words
+    assert "2 h 05 min" in words
+    assert "2025-01-02 03:04 UTC" in words
+
+
+def test_sentences_shown_are_the_ten_best_and_the_five_worst(tmp_path: Path, private_run: RunRecord) -> None:
+    texts = texts_of(SENTIMENT, [f"film number {i:02d}." for i in range(12)]).sample(frac=1, random_state=0)
+    words = report(tmp_path, private_run, texts).words
+    best, worst = words.split("The 10 best")[1].split("Settings")[0].split("The 5 worst")
+    assert best.index("film number 00.") < best.index("film number 04.")
+    assert best.count("film number") == 10
+    assert "film number 05." not in best
+    assert worst.count("film number") == 5
+    assert worst.index("film number 11.") < worst.index("film number 10.")
+    assert "0.211 5.38" in " ".join(worst.split())
+
+
+def test_few_sentences_are_not_shown_twice(tmp_path: Path, private_run: RunRecord) -> None:
+    words = report(tmp_path, private_run, texts_of(SENTIMENT, ["only this."])).words
+    assert words.count("only this.") == 2  # one of each class
+    assert "worst" not in words
+
+
+def test_hostile_texts_names_and_settings_are_shown_as_text(tmp_path: Path) -> None:
+    labels = {0: HOSTILE[0], 1: HOSTILE[1]}
+    run = run_record(labels, rows=2 * len(HOSTILE))
+    recipe = run.recipe.model_copy(update={"description": "</pre></style><script>"})
+    run = run.model_copy(update={"recipe": recipe})
+    harmless = texts_of(SENTIMENT, ["a"] * len(HOSTILE))
+    clean = report(tmp_path, run_record(SENTIMENT, rows=len(harmless)), harmless)
+    page = report(tmp_path, run, texts_of(labels, HOSTILE))
+    assert not page.tags("script", "img", "a", "b", "iframe", "object", "link")
+    assert [tag for tag, _ in page.elements] == [tag for tag, _ in clean.elements]
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    for text in HOSTILE[:5]:
+        assert text in page.text, text
+
+
+def test_page_asks_for_nothing_from_elsewhere(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    page = report(tmp_path, private_run, texts)
+    html = (tmp_path / "report.html").read_text()
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "@import" not in html
+    assert "url(" not in html
+    for _, attributes in page.elements:
+        assert not {"src", "href", "xlink:href", "data", "action", "style"} & set(attributes)
+    policy = next(m["content"] for m in page.tags("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_page_can_be_read_aloud(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    page = report(tmp_path, private_run, texts)
+    assert len(page.tags("caption")) == len(page.tags("table"))
+    assert all("scope" in header for header in page.tags("th"))
+    for svg in page.tags("svg"):
+        named = svg.get("role") == "img" and {"aria-label", "aria-labelledby"} & set(svg)
+        assert named or svg.get("aria-hidden") == "true"
+    assert len(page.tags("h1")) == 1
+    assert page.tags("html") == [{"lang": "en"}]
+    identifiers = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"), [({"epsilon": None}, "NO GUARANTEE"), ({"unsafe_noise_seed": 3}, "UNSAFE")]
+)
+def test_banner_says_when_nothing_is_guaranteed(
+    tmp_path: Path, texts: pd.DataFrame, privacy: dict[str, Any], words: str
+) -> None:
+    run = run_record(SENTIMENT, rows=20, **privacy)
+    page = report(tmp_path, run, texts)
+    assert words in page.words[: page.words.index("model model-9m")]
+    assert run.guarantee.sentence in page.words
+
+
+def test_private_run_has_no_alarm(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    words = report(tmp_path, private_run, texts).words
+    assert "UNSAFE" not in words
+    assert "NO GUARANTEE" not in words
+
+
+def test_audit_without_a_claim_or_with_too_few_records_is_shown_as_such(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    run = with_figures(private_run, "mia_audit", power=None, detectable_advantage=None, test_records=2)
+    words = report(tmp_path, run, texts).words
+    assert "With 2 members and as many others, the test can detect none at all" in words
+    assert "the guarantee allows no guarantee" in words
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        ("finetune_eval", "accuracy_before"),
+        ("finetune_eval", "accuracy_synthetic"),
+        ("finetune_eval", "accuracy_real_std"),
+        ("finetune_eval", "learning_rate_real"),
+        ("category_balance", "kept_by_label"),
+        ("label_filter", "kept"),
+        ("mia_audit", "advantage"),
+        ("mia_audit", "detectable_advantage"),
+    ],
+)
+def test_missing_figure_is_an_error_that_names_it(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame, stage: str, name: str
+) -> None:
+    with pytest.raises(KeyError, match=name):
+        report(tmp_path, with_figures(private_run, stage, drop=(name,)), texts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_optional_figures_may_be_absent(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    run = with_figures(private_run, "target_gradient", drop=("sigma",), expected_cosine=0.1234567)
+    words = report(tmp_path, run, texts).words
+    assert "expected cosine 0.1235" in words
+
+
+def test_plot_shows_means_over_seeds_at_the_chosen_learning_rate(private_run: RunRecord) -> None:
+    rows = finetune_rows()
+    plot = accuracy_plot(rows, accuracy_by_arm(private_run.stage("finetune_eval"), rows))
+
+    def accuracy(y: float) -> float:
+        (y0, a0), (y1, a1) = plot.y_ticks[0], plot.y_ticks[-1]
+        return a0 + (y - y0) * (a1 - a0) / (y1 - y0)
+
+    def step(x: float) -> float:
+        (x0, s0), (x1, s1) = plot.x_ticks[0], plot.x_ticks[-1]
+        return s0 + (x - x0) * (s1 - s0) / (x1 - x0)
+
+    synthetic, real = plot.lines
+    assert (synthetic.arm, real.arm) == ("synthetic", "real")
+    corners = [
+        tuple(map(float, corner.split(","))) for corner in synthetic.path.removeprefix("M").split(" L")
+    ]
+    for (x, y), (expected_step, expected) in zip(
+        corners, [(50, 0.645), (100, 0.67), (150, 0.695), (200, 0.72)], strict=True
+    ):
+        assert step(x) == pytest.approx(expected_step, abs=0.5)
+        assert accuracy(y) == pytest.approx(expected, abs=1e-3)
+    assert len(synthetic.dots) == 12
+    assert real.last == pytest.approx(0.74)
+    assert accuracy(plot.before) == pytest.approx(0.60311, abs=1e-3)
+    for _, y in [*synthetic.dots, *real.dots]:
+        assert plot.top <= y <= plot.bottom
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 0.5031, 1.0])
+def test_plot_of_equal_accuracies_has_an_axis_all_the_same(private_run: RunRecord, level: float) -> None:
+    rows = finetune_rows().assign(accuracy=level)
+    plot = accuracy_plot(rows, accuracy_by_arm(private_run.stage("finetune_eval"), rows))
+    assert len(plot.y_ticks) >= 2
+    assert plot.top <= plot.before <= plot.bottom
+
+
+def test_plot_of_the_whole_range_fits(private_run: RunRecord) -> None:
+    rows = finetune_rows()
+    rows.loc[rows.index % 2 == 0, "accuracy"] = 0.0
+    rows.loc[rows.index % 2 == 1, "accuracy"] = 1.0
+    plot = accuracy_plot(rows, accuracy_by_arm(private_run.stage("finetune_eval"), rows))
+    assert [round(tick, 6) for _, tick in plot.y_ticks] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+def test_other_arms_are_shown_beside_synthetic_and_real(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    figures = private_run.stage("finetune_eval").figures
+    more = {k.replace("_real", "_rerank"): v for k, v in figures.items() if "_real" in k}
+    rows = finetune_rows()
+    rows = pd.concat([rows, rows[rows["arm"] == "real"].assign(arm="rerank")])
+    path = tmp_path / "report.html"
+    write_report(path, with_figures(private_run, "finetune_eval", **more), texts, rows, audit_rows())
+    assert "rerank 73.8 ± 1.0%" in Page(path.read_text()).words
+
+
+def test_report_is_for_its_owner_only_and_the_same_each_time(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    report(tmp_path, private_run, texts)
+    path = tmp_path / "report.html"
+    first = path.read_bytes()
+    assert path.stat().st_mode & 0o077 == 0
+    report(tmp_path, private_run, texts)
+    assert path.read_bytes() == first
+
+
+def test_numbers_have_sensible_digits() -> None:
+    assert percent(0.74123) == "74.1%"
+    assert percent(0.74123, 0.0125) == "74.1 ± 1.2%"
+    assert percent(1.0, digits=0) == "100%"
+    assert points(-0.0123, 0.04) == "-1.2 ± 4.0 points"
+    assert [figure(v) for v in (None, 12345, 0.0123456, 2541.0, "auto", True)] == [
+        "none",
+        "12,345",
+        "0.01235",
+        "2541",
+        "auto",
+        "True",
+    ]
+    assert [duration(s) for s in (0.04, 9.94, 9.96, 59.7, 200.0, 3599.6, 7500.0)] == [
+        "0.0 s",
+        "9.9 s",
+        "10 s",
+        "1 min 00 s",
+        "3 min 20 s",
+        "1 h 00 min",
+        "2 h 05 min",
+    ]

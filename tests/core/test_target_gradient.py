@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from gradmm_core.data import LabelledTexts
+from gradmm_core.errors import InputError
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.settings import TargetGradientSettings
+from gradmm_core.target_gradient import expected_cosine, target_gradients
+from gradmm_core.target_table import matrix_of, to_table
+from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+
+DATA = LabelledTexts(
+    texts=("the soup was warm", "rude staff", "a quiet room with good light", "late again !", "fresh bread ."),
+    labels=(1, 0, 1, 0, 1),
+)
+MECHANISM = GaussianMechanism(
+    epsilon=1.0, delta=1e-5, clipping_norm=0.1, adjacency="add-or-remove", calibration="analytic"
+)
+
+
+def slow_sum(phi: LanguageModel, template: TokenisedTemplate, label: int, clipping_norm: float) -> torch.Tensor:
+    total = torch.zeros_like(phi.head)
+    for row in DATA.of_class(label):
+        batch = make_batch(template, [phi.encode(DATA.texts[row])], [label], phi.device)
+        gradient = head_gradients(phi, batch).materialise()[0]
+        total += gradient * min(1.0, clipping_norm / float(gradient.norm()))
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+@pytest.mark.parametrize("clipping_norm", [0.1, 1e6])
+def test_target_is_the_sum_of_clipped_gradients_of_each_class(
+    phi: LanguageModel, template: TokenisedTemplate, batch_size: int, clipping_norm: float
+) -> None:
+    settings = TargetGradientSettings(batch_size=batch_size)
+    target = target_gradients(phi, template, DATA, settings, clipping_norm, None)
+    for label in (0, 1):
+        assert torch.allclose(target.values[label], slow_sum(phi, template, label, clipping_norm), atol=1e-7)
+    assert target.records == {0: 2, 1: 3}
+    assert target.clip_fraction == (1.0 if clipping_norm == 0.1 else 0.0)
+
+
+def test_noise_is_added_once_to_every_coordinate_and_differs_between_runs(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    clean = target_gradients(phi, template, DATA, TargetGradientSettings(), 0.1, None)
+    noisy = [target_gradients(phi, template, DATA, TargetGradientSettings(), 0.1, MECHANISM) for _ in range(2)]
+    noise = [torch.stack([run.values[label] - clean.values[label] for label in (0, 1)]) for run in noisy]
+    for each in noise:
+        assert float(each.std()) == pytest.approx(MECHANISM.sigma, rel=0.05)
+        assert float(each.mean()) == pytest.approx(0.0, abs=0.05 * MECHANISM.sigma)
+        # Two classes with the same noise would give it away.
+        assert abs(float(torch.corrcoef(each.flatten(1))[0, 1])) < 0.05
+    assert abs(float(torch.corrcoef(torch.stack([n.flatten() for n in noise]))[0, 1])) < 0.05
+
+
+def test_one_record_more_moves_the_target_by_no_more_than_c(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    fewer = LabelledTexts(DATA.texts[:-1], DATA.labels[:-1])
+    settings = TargetGradientSettings(batch_size=2)
+    whole, part = (target_gradients(phi, template, data, settings, 0.1, None).values for data in (DATA, fewer))
+    difference = torch.stack([whole[label] - part[label] for label in (0, 1)])
+    assert 0 < float(difference.norm()) <= 0.1 * (1 + 1e-6)
+
+
+def test_full_gradient_target_is_one_flat_vector_and_survives_its_table(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    settings = TargetGradientSettings(matching="full-gradient")
+    target = target_gradients(phi, template, DATA, settings, 1.0, None)
+    size = len(target.values[0])
+    embeddings = phi.model.get_input_embeddings().weight.numel()
+    assert size == sum(p.numel() for p in phi.model.parameters()) - embeddings
+    back = matrix_of(to_table(target.values), 1)
+    assert torch.allclose(back.flatten()[:size].double(), target.values[1], atol=1e-6)
+
+
+def test_table_keeps_every_class_and_row_in_place() -> None:
+    values = {3: torch.arange(12.0).view(4, 3), 1: -torch.arange(12.0).view(4, 3)}
+    table = to_table(values).take(torch.randperm(8).tolist())
+    for label, value in values.items():
+        assert torch.equal(matrix_of(table, label), value)
+
+
+def test_expected_cosine_is_what_a_simulation_gives() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean = torch.zeros(2_000)
+    clean[0] = 50 * MECHANISM.clipping_norm
+    noise = MECHANISM.sigma * torch.randn(500, 2_000, generator=generator)
+    cosines = torch.nn.functional.cosine_similarity(clean + noise, clean[None])
+    assert expected_cosine(MECHANISM, 50.0, 2_000) == pytest.approx(float(cosines.mean()), rel=0.05)
+    assert expected_cosine(None, 50.0, 2_000) == 1.0
+
+
+def test_vanishing_gradients_are_an_error(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    certain = LanguageModel(deepcopy(phi.model), phi.tokenizer)  # of " good", whatever the text
+    certain.model.lm_head.bias[template.first_tokens[1]] = 1e6
+    with pytest.raises(InputError, match="target_gradient: the gradients of label 1 vanish"):
+        target_gradients(certain, template, DATA, TargetGradientSettings(), 1.0, None)
