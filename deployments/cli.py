@@ -30,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in ENVIRONMENT_ERRORS:
             raise
         where = error.filename or getattr(options, "root", "the disk")
-        print(f"gradmm: {where}: {error.strerror}; finished stages are kept, make room and run again", file=sys.stderr)
+        print(
+            f"gradmm: {where}: {error.strerror}; finished stages are kept, make room and run again",
+            file=sys.stderr,
+        )
         return YOURS
     except KeyboardInterrupt:
         print("gradmm: stopped; finished stages and shards are kept, the same command goes on", file=sys.stderr)
@@ -73,9 +76,10 @@ def _run(options: argparse.Namespace) -> int:
 
     from deployments.summary import print_summary
     from flows.distil import distil
+    from gradmm_core.run_record import RunRecord
 
     blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
-    record = distil(**blocks, root=options.root, force=tuple(options.force))
+    record: RunRecord = distil(**blocks, root=options.root, force=tuple(options.force))  # pyright: ignore
     print_summary(record, Root(path=options.root))
     return OK
 

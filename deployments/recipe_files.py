@@ -27,7 +27,9 @@ def find_recipe(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         if Path(name).is_file():
             return Path(name)
-        raise InputError(f"no file {name!r}", "RECIPE", "give the path of a recipe, or a name from `gradmm recipes`")
+        raise InputError(
+            f"no file {name!r}", "RECIPE", "give the path of a recipe, or a name from `gradmm recipes`"
+        )
     near = difflib.get_close_matches(name, recipe_names(), n=1)
     fix = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(recipe_names())}, or a .yaml file"
     raise InputError(f"no recipe {name!r}", "RECIPE", fix)

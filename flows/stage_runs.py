@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import Task
+from prefect.client.schemas.objects import State
 
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.run_record import StageRecord
@@ -32,7 +33,10 @@ class StageRuns:
         return artifact
 
     def run_sharded(
-        self, shard: Task[..., StageArtifact], merge: Task[..., StageArtifact], inputs: Sequence[dict[str, Any]]
+        self,
+        shard: Task[..., StageArtifact],
+        merge: Task[..., StageArtifact],
+        inputs: Sequence[dict[str, Any]],
     ) -> StageArtifact:
         """A stage in shards, each cached by itself, and their merging: one line in the record."""
         shards = [self._run(shard, each) for each in inputs]
@@ -53,7 +57,7 @@ class StageRuns:
         configured = stage.with_options(
             result_storage=self.context.root.results, refresh_cache=stage.name in self.force
         )
-        state = configured(self.context, **inputs, return_state=True)
+        state: State[StageArtifact] = configured(self.context, return_state=True, **inputs)  # pyright: ignore
         artifact = state.result()
         seconds = time.perf_counter() - started
         cached = state.name == "Cached"

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from gradmm_core.errors import InputError
 from gradmm_core.schemas import SCHEMAS
@@ -29,14 +29,12 @@ from gradmm_core.schemas import SCHEMAS
 METADATA_KEY = b"gradmm"
 
 
-class StageArtifact(BaseModel):
+class StageArtifact(BaseModel, frozen=True):
     """A small reference to a stage's Parquet. It cannot be made of a file that is missing or has changed.
 
     Prefect stores it as JSON and validates it when a cached result is read: a deleted or damaged file is then
     a cache miss, and only that stage runs again.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     stage: str
     path: Path
@@ -66,10 +64,8 @@ class StageArtifact(BaseModel):
         return json.loads(pq.read_schema(self.path).metadata[METADATA_KEY])
 
 
-class Root(BaseModel):
+class Root(BaseModel, frozen=True):
     """The folder that holds everything a team's runs leave behind."""
-
-    model_config = ConfigDict(frozen=True)
 
     path: Path
 
@@ -100,7 +96,12 @@ class Root(BaseModel):
             ) from error
 
     def write_stage(
-        self, stage: str, key: str, table: pa.Table | pd.DataFrame, figures: dict[str, Any], record: dict[str, Any]
+        self,
+        stage: str,
+        key: str,
+        rows: pa.Table | pd.DataFrame,
+        figures: dict[str, Any],
+        record: dict[str, Any],
     ) -> StageArtifact:
         """Publishes a stage's rows with `record` (settings, upstream digests, ...) in the file's metadata.
 
@@ -111,8 +112,7 @@ class Root(BaseModel):
             ValueError: if the rows do not fit the stage's schema.
         """
         schema = SCHEMAS[stage]
-        if isinstance(table, pd.DataFrame):
-            table = pa.Table.from_pandas(table, schema=_completed(schema, table), preserve_index=False)
+        table: pa.Table = _as_table(rows, schema) if isinstance(rows, pd.DataFrame) else rows
         _check_schema(stage, table.schema, stage)
         described = {"stage": stage, **record, "figures": figures}
         metadata = {METADATA_KEY: json.dumps(described, sort_keys=True, allow_nan=False).encode()}
@@ -120,7 +120,9 @@ class Root(BaseModel):
         pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
         path = self.stage_file(stage, key)
         publish(path, buffer.getvalue())
-        return StageArtifact(stage=stage, path=path, sha256=file_digest(path), rows=table.num_rows, figures=figures)
+        return StageArtifact(
+            stage=stage, path=path, sha256=file_digest(path), rows=table.num_rows, figures=figures
+        )
 
 
 def publish(path: Path, content: bytes) -> None:
@@ -143,11 +145,10 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _completed(schema: pa.Schema, frame: pd.DataFrame) -> pa.Schema:
-    """The schema itself, or an error that names the columns that are missing or too many."""
+def _as_table(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
     if set(frame.columns) != set(schema.names):
         raise ValueError(f"columns {sorted(frame.columns)} do not fit the schema {sorted(schema.names)}")
-    return schema
+    return pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
 
 
 def _check_schema(stage: str, schema: pa.Schema, where: str) -> None:

@@ -110,9 +110,7 @@ def score(
     losses = torch.empty(len(texts), dtype=language_model.head_dtype)
     lengths = [len(text) + len(template.tail(label)) for text, label in zip(texts, labels, strict=True)]
     for rows in length_bucketed(lengths, batch_size):
-        batch = make_batch(
-            template, [texts[i] for i in rows], [labels[i] for i in rows], language_model.device
-        )
+        batch = make_batch(template, [texts[i] for i in rows], [labels[i] for i in rows], language_model.device)
         batch_logits = response_logits(language_model, batch)
         logits[rows] = batch_logits[:, 0, template.first_tokens].cpu()
         losses[rows] = response_losses(batch_logits, batch).cpu()

@@ -170,9 +170,7 @@ def _read_split(settings: DataSettings, split: str, labels: Sequence[int]) -> _R
     tables = _hub_tables(settings, split) if settings.path is None else _local_tables(settings.path, split)
     drops_empty = split == settings.train_split and settings.min_words > 0
     parts = [_usable_rows(table, where, settings, labels, drops_empty) for where, table in tables]
-    return _Rows(
-        np.concatenate([part.texts for part in parts]), np.concatenate([part.labels for part in parts])
-    )
+    return _Rows(np.concatenate([part.texts for part in parts]), np.concatenate([part.labels for part in parts]))
 
 
 def _usable_rows(

@@ -14,6 +14,11 @@ def kept_texts(texts: pd.DataFrame) -> pd.DataFrame:
     return texts[texts["kept"]].drop(columns=["kept", "reason"]).reset_index(drop=True)
 
 
+def token_lists(texts: pd.DataFrame) -> list[list[int]]:
+    """The token ids of each text; read from Parquet they are NumPy arrays."""
+    return [[int(token) for token in ids] for ids in texts["token_ids"]]
+
+
 def filter_figures(texts: pd.DataFrame, stage: str) -> dict[str, Any]:
     """How many texts are left, of each label, and how well they match and read.
 

@@ -157,9 +157,7 @@ def epoch_batches(size: int, batch_size: int, steps: int, seed: int) -> list[lis
     return order[: steps * batch_size].view(steps, batch_size).tolist()
 
 
-def finetune_eval(
-    finetuning: Finetuning, synthetic: Examples, train: Examples, held_out: HeldOut
-) -> pd.DataFrame:
+def finetune_eval(finetuning: Finetuning, synthetic: Examples, train: Examples, held_out: HeldOut) -> pd.DataFrame:
     """Measures the model `before` fine-tuning, after it on the `synthetic` texts, and on as many `real` ones.
 
     The real examples are as many of each class as the synthetic ones (all of them where there are fewer),
@@ -245,9 +243,7 @@ def summarise(frame: pd.DataFrame) -> dict[str, float]:
     return figures
 
 
-def _evaluate(
-    finetuning: Finetuning, language_model: LanguageModel, held_out: HeldOut
-) -> list[dict[str, Any]]:
+def _evaluate(finetuning: Finetuning, language_model: LanguageModel, held_out: HeldOut) -> list[dict[str, Any]]:
     rows = []
     for split, examples in (("validation", held_out.validation), ("test", held_out.test)):
         scores = score(

@@ -82,6 +82,9 @@ class FullGradientMatching:
 
     def _loss(self, x: Float[Tensor, "1 tokens hidden"]) -> Float[Tensor, ""]:
         gradient = response_gradient(
-            self._lm, self._free_text(x), self._free_text.response_ids[0], create_graph=torch.is_grad_enabled()
+            self._lm,
+            self._free_text(x),
+            self._free_text.response_ids[0],
+            create_graph=torch.is_grad_enabled(),
         )
         return 1 - F.cosine_similarity(gradient, self._target, dim=0)

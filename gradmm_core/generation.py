@@ -137,9 +137,7 @@ def _frame(
 
 
 @torch.no_grad()
-def _released_losses(
-    language_model: LanguageModel, objective: Objective, texts: list[list[int]]
-) -> list[float]:
+def _released_losses(language_model: LanguageModel, objective: Objective, texts: list[list[int]]) -> list[float]:
     """Matching losses of the texts as they will be read. One by one: retokenised texts differ in length."""
     ids = [torch.tensor([text], device=language_model.device) for text in texts]
     return [float(objective(language_model.embed(row))) for row in ids]

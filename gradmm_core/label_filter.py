@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from gradmm_core.classification import predict
+from gradmm_core.filters import token_lists
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.settings import LabelFilterSettings
 from gradmm_core.template import ResponseTemplate, TokenisedTemplate
@@ -26,12 +27,13 @@ def filter_labels(
     predictions = predict(
         language_model,
         template,
-        [list(ids) for ids in texts["token_ids"]],
+        token_lists(texts),
         batch_size=settings.batch_size,
         context=language_model.encode("".join(lines)),
     )
-    own = pd.Index(template.labels).get_indexer(texts["label"])
-    agrees = np.array(predictions.labels) == texts["label"].to_numpy()
+    labels = texts["label"].to_numpy()
+    own = pd.Index(template.labels).get_indexer(pd.Index(labels))
+    agrees = np.array(predictions.labels) == labels
     kept = agrees if settings.enabled else np.ones_like(agrees)
     return texts.assign(
         predicted=predictions.labels,

@@ -10,23 +10,26 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from gradmm_core.errors import InputError
 from gradmm_core.settings import ModelSettings
 
 
-class ModelReference(BaseModel):
+class ModelReference(BaseModel, frozen=True):
     """Which weights, exactly: a folder or hub id, and the digest or commit of its content."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     revision: str | None
     digest: str
     dtype: str
     trust_remote_code: bool
+
+    @property
+    def source(self) -> str:
+        """What transformers loads from: the folder, or the hub id."""
+        return self.name if self.revision else str(Path(self.name).expanduser())
 
     @property
     def key(self) -> str:
@@ -162,7 +165,7 @@ def read_pretrained(reference: ModelReference, device: str, attention: str = "sd
     logging.disable_progress_bar()  # loading takes no time worth a bar of its own
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            Path(reference.name).expanduser() if reference.revision is None else reference.name,
+            reference.source,
             revision=reference.revision or "main",
             dtype=getattr(torch, reference.dtype),
             attn_implementation=attention,
@@ -171,7 +174,7 @@ def read_pretrained(reference: ModelReference, device: str, attention: str = "sd
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _unusable(reference.name, error) from error
-    return model.to(device)
+    return model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
 
 
 def _read_tokenizer(reference: ModelReference) -> Any:
@@ -179,7 +182,7 @@ def _read_tokenizer(reference: ModelReference) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(
-            Path(reference.name).expanduser() if reference.revision is None else reference.name,
+            reference.source,
             revision=reference.revision or "main",
             trust_remote_code=reference.trust_remote_code,
         )

@@ -53,6 +53,9 @@ class HeadMatching:
         hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
         augmented = self._lm.augment(hidden[:, -response_ids.shape[1] :])
         gradients = HeadGradients.from_logits(
-            self._lm.logits(augmented), augmented, response_ids, torch.ones_like(response_ids, dtype=torch.bool)
+            self._lm.logits(augmented),
+            augmented,
+            response_ids,
+            torch.ones_like(response_ids, dtype=torch.bool),
         )
         return gradients.matching_losses(self._target)

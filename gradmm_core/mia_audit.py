@@ -105,7 +105,7 @@ def mia_audit(
 def best_threshold(
     member_losses: Float[np.ndarray, " members"], non_member_losses: Float[np.ndarray, " non_members"]
 ) -> float:
-    """The smallest of the losses that has the largest advantage when losses up to it are called members'."""
+    """The loss that has the largest advantage when all losses up to it are called members'."""
     false_positives, true_positives, scores = _roc(member_losses, non_member_losses)
     # The first point, which calls nobody a member, is no loss; the last, everybody, has its advantage of 0.
     best = 1 + np.argmax((true_positives - false_positives)[1:])
@@ -151,9 +151,7 @@ def detectable_advantage(records: int) -> float:
     """
     guesses = 2 * records
     critical = _critical_guesses(guesses)
-    if critical > guesses:
-        return math.nan
-    # P(Binomial(n, p) >= c) is the distribution function of Beta(c, n - c + 1) at p.
+    # P(Binomial(n, p) >= c) is the distribution function of Beta(c, n - c + 1) at p; for c = n + 1 there is none.
     return 2 * float(beta.ppf(DETECTION_POWER, critical, guesses - critical + 1)) - 1
 
 

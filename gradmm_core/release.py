@@ -1,7 +1,7 @@
 """The folder that may leave the house: synthetic sentences, their guarantee and how they were made.
 
-It is a Hugging Face data set. Everything in it follows from the noisy target and from public settings. Nothing
-is read off a run's stages: their figures (accuracy, audit, counts of real records) are those of private data.
+It is a Hugging Face data set. Everything in it follows from the noisy target and from public settings. The
+figures of a run's stages (accuracy, audit, counts of real records) are those of private data: none is read.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ SHOWN_PER_CLASS = 3
 #: Upper bounds of the hub's size categories, with their names.
 SIZE_CATEGORIES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M")]
 
-#: What Markdown (CommonMark, and the tables and links that GitHub and the hub add) gives a meaning to.
-_MARKDOWN_SYNTAX = re.compile(r"[\\`*_{}\[\]<>#+\-!|~&$:@^=]|(?<=www)\.", re.IGNORECASE)
+#: What Markdown (CommonMark, and the tables, links, formulas and emojis that GitHub and the hub add) gives a
+#: meaning to: some characters at the start of a paragraph, others anywhere.
+_MARKDOWN_SYNTAX = re.compile(r"^[#+=-]|[\\`*_\[\]<>|~&$@]|:(?=[\w/+-])|(?<=www)\.", re.IGNORECASE)
 
 
 def write_release(folder: Path, run: RunRecord, texts: pd.DataFrame) -> Path:
@@ -111,9 +112,9 @@ def guarantee_table(recipe: Recipe, guarantee: Guarantee) -> list[tuple[str, str
         ("adjacency", guarantee.adjacency),
         ("epsilon", _number(guarantee.epsilon, "g")),
         ("delta", _number(guarantee.delta, ".4g")),
-        ("sigma: standard deviation of the noise in each coordinate", _number(guarantee.sigma, ".6g")),
-        ("C: largest norm of one record's gradient, after clipping", _number(guarantee.clipping_norm, "g")),
-        ("sensitivity of the sum", _number(guarantee.sensitivity, "g")),
+        ("sigma of the noise, per coordinate", _number(guarantee.sigma, ".6g")),
+        ("C, the clipping norm", _number(guarantee.clipping_norm, "g")),
+        ("sensitivity", _number(guarantee.sensitivity, "g")),
         ("number of releases", str(guarantee.releases)),
         ("accountant", guarantee.accountant if guarantee.calibration != "paper" else "none"),
         ("calibration of sigma", _calibration(guarantee)),

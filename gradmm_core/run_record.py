@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
@@ -16,10 +16,8 @@ from gradmm_core.recipe import Recipe
 LIBRARIES = ("gradmm", "prefect", "torch", "transformers", "datasets", "dp-accounting", "pyarrow", "numpy")
 
 
-class StageRecord(BaseModel):
+class StageRecord(BaseModel, frozen=True):
     """One stage of a run. `figures` are the stage's own (JSON values)."""
-
-    model_config = ConfigDict(frozen=True)
 
     stage: str
     path: Path
@@ -30,10 +28,8 @@ class StageRecord(BaseModel):
     seconds: float
 
 
-class RunRecord(BaseModel):
+class RunRecord(BaseModel, frozen=True):
     """One run, complete. Its figures are measured on private data: it is not for publication."""
-
-    model_config = ConfigDict(frozen=True)
 
     run_id: str
     recipe: Recipe

@@ -2,17 +2,18 @@
 
 import pyarrow as pa
 
+# Lists call their values "element", as Parquet does.
 _TEXT = [
     ("id", pa.string()),
     ("label", pa.int64()),
     ("label_name", pa.string()),
     ("text", pa.string()),
-    ("token_ids", pa.list_(pa.int64())),
+    ("token_ids", pa.list_(pa.field("element", pa.int64()))),
     ("matching_loss", pa.float64()),
     ("log_perplexity", pa.float64()),
     ("shard", pa.int64()),
     ("steps", pa.int64()),
-    ("loss_history", pa.list_(pa.float64())),
+    ("loss_history", pa.list_(pa.field("element", pa.float64()))),
 ]
 _CLASSIFIED = [*_TEXT, ("predicted", pa.int64()), ("probability", pa.float64())]
 _DECISION = [("kept", pa.bool_()), ("reason", pa.string())]

@@ -27,21 +27,30 @@ class Settings(BaseModel):
 class DataSettings(Settings):
     """Where the labelled texts come from: a hub data set, or local Parquet, CSV or JSONL files."""
 
-    hub: str | None = Field(None, description="Hub data set id; used when no path is set.")
+    hub: str | None = Field(default=None, description="Hub data set id; used when no path is set.")
     hub_config: str | None = None
-    revision: str | None = Field(None, description="Branch, tag or commit of the hub data set.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of the hub data set.")
     path: str | None = Field(
-        None, description="A folder of <split>.parquet, .csv or .jsonl files (or folders <split>/ of them)."
+        default=None,
+        description="A folder of <split>.parquet, .csv or .jsonl files (or folders <split>/ of them).",
     )
-    text_column: str | None = Field(None, description="Default: the one of 'text' and 'sentence' that is there.")
+    text_column: str | None = Field(
+        default=None, description="Default: the one of 'text' and 'sentence' that is there."
+    )
     label_column: str = "label"
     train_split: str = "train"
-    validation_split: str | None = Field(None, description="Default: held off the train split.")
+    validation_split: str | None = Field(default=None, description="Default: held off the train split.")
     test_split: str = "test"
-    validation_rows: Count = Field(1000, description="Rows held off train when there is no validation split.")
-    drop_other_labels: bool = Field(False, description="Drop rows whose label no class has, rather than stop.")
-    min_words: Annotated[int, Field(ge=0)] = Field(0, description="Train rows with fewer words are dropped.")
-    max_per_class: Count | None = Field(None, description="Use this many random train rows of each class.")
+    validation_rows: Count = Field(
+        default=1000, description="Rows held off train when there is no validation split."
+    )
+    drop_other_labels: bool = Field(
+        default=False, description="Drop rows whose label no class has, rather than stop."
+    )
+    min_words: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Train rows with fewer words are dropped."
+    )
+    max_per_class: Count | None = Field(default=None, description="Use this many random train rows of each class.")
 
 
 class ClassSettings(Settings):
@@ -56,8 +65,8 @@ class ClassSettings(Settings):
 class TemplateSettings(Settings):
     """How a text is turned into an example: text + suffix + verbaliser."""
 
-    suffix: str = Field(" It was", description="With its leading space.")
-    max_text_tokens: Count = Field(128, description="Longer texts are cut at the end.")
+    suffix: str = Field(default=" It was", description="With its leading space.")
+    max_text_tokens: Count = Field(default=128, description="Longer texts are cut at the end.")
 
 
 class ModelSettings(Settings):
@@ -66,8 +75,8 @@ class ModelSettings(Settings):
     name: Annotated[str, Field(min_length=1)]
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
-    trust_remote_code: bool = Field(False, description="Run the Python that comes with the model.")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0, ...")
+    trust_remote_code: bool = Field(default=False, description="Run the Python that comes with the model.")
 
 
 class PrivacySettings(Settings):
@@ -75,13 +84,14 @@ class PrivacySettings(Settings):
 
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Default: declared_records ** -1.1, which is below one in the number of records."
+        default=None,
+        description="Default: declared_records ** -1.1, which is below one in the number of records.",
     )
-    declared_records: Count | None = Field(None, description="The data set's size, as publicly declared.")
+    declared_records: Count | None = Field(default=None, description="The data set's size, as publicly declared.")
     clipping_norm: Positive = 1.0
     adjacency: Literal["add-or-remove", "replace"] = "add-or-remove"
     calibration: Literal["analytic", "paper"] = "analytic"
-    unsafe_noise_seed: int | None = Field(None, description="For tests only: voids the guarantee.")
+    unsafe_noise_seed: int | None = Field(default=None, description="For tests only: voids the guarantee.")
 
 
 class TargetGradientSettings(Settings):
@@ -90,7 +100,8 @@ class TargetGradientSettings(Settings):
     runtime_fields = frozenset({"batch_size"})
 
     matching: Literal["head", "full-gradient"] = Field(
-        "head", description="Gradient of the output head (closed form), or of all parameters (slow ablation)."
+        default="head",
+        description="Gradient of the output head (closed form), or of all parameters (slow ablation).",
     )
     batch_size: Count = 64
 
@@ -102,18 +113,22 @@ class AdmmSettings(Settings):
     iterations: Count = 30
     inner_steps: Count = 50
     learning_rate: Positive = 0.008
-    gradient_clip: Positive = Field(1.0, description="Largest norm of one example's gradient with respect to X.")
-    initial_draws: Count = Field(5, description="Random token sequences to choose each start from.")
-    initial_steps: Annotated[int, Field(ge=0)] = Field(0, description="Descent on the matching loss alone.")
-    keep: Literal["best", "last"] = Field("best", description="'last' is the paper's choice.")
+    gradient_clip: Positive = Field(
+        default=1.0, description="Largest norm of one example's gradient with respect to X."
+    )
+    initial_draws: Count = Field(default=5, description="Random token sequences to choose each start from.")
+    initial_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Descent on the matching loss alone."
+    )
+    keep: Literal["best", "last"] = Field(default="best", description="'last' is the paper's choice.")
 
 
 class ProjectionSettings(Settings):
     """From embeddings back to readable tokens."""
 
     rule: Literal["nearest-of-likely", "likeliest-of-near", "nearest"] = "nearest-of-likely"
-    candidates: Count = Field(200, description="k: how many tokens the rule chooses from.")
-    language: Literal["english", "any"] = Field("english", description="Which tokens count as words.")
+    candidates: Count = Field(default=200, description="k: how many tokens the rule chooses from.")
+    language: Literal["english", "any"] = Field(default="english", description="Which tokens count as words.")
 
 
 class GenerationSettings(Settings):
@@ -124,11 +139,13 @@ class GenerationSettings(Settings):
 
     method: Literal["admm"] = "admm"
     per_class: Count = 50
-    text_tokens: Count | Literal["auto"] = Field(20, description="'auto': the class's mean; not in private runs.")
+    text_tokens: Count | Literal["auto"] = Field(
+        default=20, description="'auto': the class's mean; not in private runs."
+    )
     admm: AdmmSettings = AdmmSettings()
     projection: ProjectionSettings = ProjectionSettings()
-    shard_size: Count = Field(25, description="Examples per shard: what a crash can lose.")
-    batch_size: Count = Field(100, description="Examples optimised side by side.")
+    shard_size: Count = Field(default=25, description="Examples per shard: what a crash can lose.")
+    batch_size: Count = Field(default=100, description="Examples optimised side by side.")
 
 
 class Exemplar(Settings):
@@ -158,7 +175,7 @@ class CategoryBalanceSettings(Settings):
     """Evens out the mean matching loss of the classes."""
 
     enabled: bool = True
-    floor: Count = Field(10, description="Never leave a class with fewer texts than this.")
+    floor: Count = Field(default=10, description="Never leave a class with fewer texts than this.")
 
 
 class FinetuneEvalSettings(Settings):
@@ -180,5 +197,7 @@ class MiaAuditSettings(Settings):
     """The loss-threshold membership-inference attack of the paper."""
 
     runs: Count = 10
-    threshold_records: Count = Field(100, description="Members, and as many non-members, to set the threshold.")
-    test_records: Count = Field(100, description="Members, and as many non-members, to attack.")
+    threshold_records: Count = Field(
+        default=100, description="Members, and as many non-members, to set the threshold."
+    )
+    test_records: Count = Field(default=100, description="Members, and as many non-members, to attack.")

@@ -24,7 +24,16 @@ STAGES: dict[str, Stage] = {
     "target_gradient": Stage(1, (*_MODEL, "data", "privacy", "full_gradient", "target_gradient")),
     "generation_shard": Stage(
         1,
-        (*_MODEL, "matching", "full_gradient", "vocabulary", "projection", "admm", "perplexity", "generation"),
+        (
+            *_MODEL,
+            "matching",
+            "full_gradient",
+            "vocabulary",
+            "projection",
+            "admm",
+            "perplexity",
+            "generation",
+        ),
     ),
     "generation": Stage(1, ()),
     "label_filter": Stage(1, (*_SCORING, "label_filter")),

@@ -71,7 +71,9 @@ def target_gradients(
         clipped += count
         if not sums[label].isfinite().all() or not sums[label].any():
             raise InputError(
-                f"the gradients of label {label} vanish or are not finite", "target_gradient", "use another model"
+                f"the gradients of label {label} vanish or are not finite",
+                "target_gradient",
+                "use another model",
             )
     noisy = _release(sums, mechanism)
     return TargetGradients(
@@ -145,4 +147,6 @@ def _release(sums: dict[int, Tensor], mechanism: GaussianMechanism | None) -> di
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(a.flatten().double().cpu(), b.flatten().double().cpu(), dim=0))
+    return float(
+        torch.nn.functional.cosine_similarity(a.flatten().double().cpu(), b.flatten().double().cpu(), dim=0)
+    )

@@ -109,9 +109,7 @@ def make_batch(
     template: TokenisedTemplate, texts: Sequence[list[int]], labels: Sequence[int], device: torch.device
 ) -> Batch:
     """Lays out examples for one forward pass over prefix + text + suffix + response[:-1]."""
-    rows = [
-        [*template.prefix, *text, *template.tail(label)] for text, label in zip(texts, labels, strict=True)
-    ]
+    rows = [[*template.prefix, *text, *template.tail(label)] for text, label in zip(texts, labels, strict=True)]
     responses = [template.responses[label] for label in labels]
     length, response_length = max(map(len, rows)), max(map(len, responses))
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)

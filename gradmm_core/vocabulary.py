@@ -43,16 +43,20 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
     """
     tokenizer = language_model.tokenizer
     size = min(len(tokenizer), language_model.embeddings.shape[0])
-    spelling = pd.Series(tokenizer.batch_decode([[i] for i in range(size)], clean_up_tokenization_spaces=False))
-    keep = spelling.str.fullmatch(PATTERNS[language]) & ~spelling.str.contains("\N{REPLACEMENT CHARACTER}")
-    keep &= spelling.map(str.isprintable)
-    keep &= ~keep.index.isin(tokenizer.all_special_ids)
-    ids = keep.index[keep].to_numpy()
+    spelling: pd.Series = pd.Series(
+        tokenizer.batch_decode([[i] for i in range(size)], clean_up_tokenization_spaces=False)
+    )
+    decodable = ~spelling.str.contains("\N{REPLACEMENT CHARACTER}") & spelling.map(str.isprintable)
+    ordinary = ~spelling.index.isin(tokenizer.all_special_ids)
+    spelling = spelling[spelling.str.fullmatch(PATTERNS[language]) & decodable & ordinary]
+    ids = spelling.index.to_numpy()
     if not len(ids):
         raise InputError(
-            f"no token is a word of {language!r}", "generation.projection.language", "use 'any', or another model"
+            f"no token is a word of {language!r}",
+            "generation.projection.language",
+            "use 'any', or another model",
         )
-    again = tokenizer(spelling[keep].str.strip().tolist(), add_special_tokens=False)["input_ids"]
+    again = tokenizer(spelling.str.strip().tolist(), add_special_tokens=False)["input_ids"]
     starts = [pieces == [i] for pieces, i in zip(again, ids.tolist(), strict=True)]
     device = language_model.device
     return AllowedTokens(torch.tensor(ids, device=device), torch.tensor(starts, device=device))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.filters import kept_texts
-from gradmm_core.finetune_eval import HeldOut, finetune_eval as evaluate
-from gradmm_core.finetune_eval import summarise
+from gradmm_core.finetune_eval import HeldOut, summarise
+from gradmm_core.finetune_eval import finetune_eval as evaluate
 from gradmm_core.language_model import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
 from gradmm_core.template import ResponseTemplate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from gradmm_core.filters import token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.language_model import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
@@ -29,4 +30,4 @@ def tokenised(finetuning: Finetuning, context: RunContext, split: SplitReference
 
 def synthetic_examples(texts: pd.DataFrame) -> Examples:
     """The texts that the filters left."""
-    return Examples([list(ids) for ids in texts["token_ids"]], texts["label"].tolist())
+    return Examples(token_lists(texts), texts["label"].tolist())

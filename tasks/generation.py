@@ -51,4 +51,3 @@ def generation(context: RunContext, shards: list[StageArtifact]) -> Outcome:
     """All shards' texts together."""
     texts = pd.concat([shard.read() for shard in shards], ignore_index=True)
     return texts, text_figures(texts)
-

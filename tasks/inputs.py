@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from prefect import task
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gradmm_core.artifacts import Root
 from gradmm_core.data import LabelledTexts, Splits, load_splits
-from gradmm_core.demo import build_demo
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel, ModelReference, load_language_model, resolve_model
 from gradmm_core.recipe import Recipe
@@ -21,10 +20,8 @@ from tasks.stage import RunContext, SplitReference
 DEMO = "builtin:demo"
 
 
-class DataReference(BaseModel):
+class DataReference(BaseModel, frozen=True):
     """The three splits, by content."""
-
-    model_config = ConfigDict(frozen=True)
 
     train: SplitReference
     validation: SplitReference
@@ -36,6 +33,8 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
     """Makes the demo's data and model if the recipe names them, and puts their folders in their place."""
     if DEMO not in (recipe.data.path, recipe.model.name):
         return recipe
+    from gradmm_core.demo import build_demo
+
     made = build_demo(root.path / "demo")
     data, model = recipe.data, recipe.model
     if data.path == DEMO:
@@ -49,7 +48,7 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
 def dataset_fingerprint(context: RunContext) -> DataReference:
     """Reads the data afresh and names it by its content."""
     _splits.cache_clear()
-    splits = _splits(context.data, context.labels, context.seed)
+    splits = _splits(context.data, context.labels, context.seed)  # pyright: ignore[reportArgumentType]
     return DataReference(
         train=_reference("train", splits.train),
         validation=_reference("validation", splits.validation),
@@ -69,7 +68,7 @@ def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
     Raises:
         InputError: if the data has changed since the run began.
     """
-    splits = _splits(context.data, context.labels, context.seed)
+    splits = _splits(context.data, context.labels, context.seed)  # pyright: ignore[reportArgumentType]
     texts: LabelledTexts = getattr(splits, reference.split)
     if texts.digest != reference.digest:
         raise InputError("the data changed while the run was going on", reference.split, "run again")

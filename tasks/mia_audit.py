@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.classification import score
 from gradmm_core.filters import kept_texts
@@ -41,9 +43,11 @@ def mia_audit(
     examples = synthetic_examples(kept_texts(texts.read()))
     tuned = trainer.finetune(examples, learning_rate, finetuning.seeds[0], "fine-tune for the audit")
     pool = POOL * (settings.threshold_records + settings.test_records)
-    losses = [
-        score(tuned, trainer.template, records.texts, records.labels, finetuning.eval_batch_size).losses
-        for records in (tokenised(trainer, context, split).sample(pool, seed) for split in (members, non_members))
-    ]
-    frame = audit(*(kind.double().numpy() for kind in losses), settings, seed, epsilon, delta or 0.0)
+
+    def losses(split: SplitReference) -> np.ndarray:
+        records = tokenised(trainer, context, split).sample(pool, seed)
+        scores = score(tuned, trainer.template, records.texts, records.labels, finetuning.eval_batch_size)
+        return scores.losses.double().numpy()
+
+    frame = audit(losses(members), losses(non_members), settings, seed, epsilon, delta or 0.0)
     return frame, summarise(frame)

@@ -1,4 +1,4 @@
-"""What all stages share: a cache key made of digests, a Parquet with its own record, a Prefect task around both."""
+"""What all stages share: a cache key of digests, a Parquet with its own record, a Prefect task around both."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import CachePolicy
 from prefect.context import TaskRunContext
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.language_model import ModelReference
@@ -30,10 +30,8 @@ logger = logging.getLogger("gradmm_core.stage")
 Outcome = tuple[pd.DataFrame | pa.Table, dict[str, Any]]
 
 
-class RunContext(BaseModel):
+class RunContext(BaseModel, frozen=True):
     """Where and on what a run works. Never part of a cache key: it does not decide what comes out."""
-
-    model_config = ConfigDict(frozen=True)
 
     root: Root
     data: DataSettings
@@ -42,10 +40,8 @@ class RunContext(BaseModel):
     device: str
 
 
-class SplitReference(BaseModel):
+class SplitReference(BaseModel, frozen=True):
     """One split of the data set, by the digest of its content."""
-
-    model_config = ConfigDict(frozen=True)
 
     split: str
     digest: str
@@ -121,7 +117,7 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome]], Task[..., Stage
             logger.info("%s wrote %d rows to %s", stage, artifact.rows, artifact.path)
             return artifact
 
-        return task(
+        return Task(
             run,
             name=stage,
             cache_policy=StageCache(stage),

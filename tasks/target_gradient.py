@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from gradmm_core.language_model import ModelReference
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_gradient import expected_cosine, target_gradients
+from gradmm_core.target_gradient import target_gradients
 from gradmm_core.target_table import to_table
-from gradmm_core.language_model import ModelReference
 from gradmm_core.template import ResponseTemplate
 from tasks.inputs import read_model, read_split
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from gradmm_core.language_model import LanguageModel, ModelReference, resolve_model
 from gradmm_core.settings import ModelSettings
@@ -57,9 +56,19 @@ def tiny_config(family: str, vocab_size: int, **changes: object) -> PretrainedCo
     """A two-layer configuration of a model family, 32 wide."""
     sizes = {
         "phi": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
-        "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+        "llama": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        },
         "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
-        "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+        "gpt_neox": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        },
         "opt": {
             "hidden_size": 32,
             "num_hidden_layers": 2,
@@ -81,7 +90,11 @@ def tiny_config(family: str, vocab_size: int, **changes: object) -> PretrainedCo
 
 
 def tiny_language_model(
-    tokenizer: PreTrainedTokenizerFast, family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
+    tokenizer: PreTrainedTokenizerFast,
+    family: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    **changes: object,
 ) -> LanguageModel:
     """Random weights, larger than usual so that nothing is near zero. Eager attention, for double backward."""
     config = tiny_config(family, len(tokenizer) + 3, **changes)  # Phi too has more rows than tokens

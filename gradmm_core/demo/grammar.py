@@ -537,10 +537,11 @@ class Mixture:
     Attributes:
         instructed: an instruction and one to three sentences of its class.
         unprompted: one to three sentences of one class.
-        reviews: one sentence with the template.
-        lists: several such, a line each, as a few-shot prompt is written.
+        reviews: one sentence with the template. Their writers are polite, and often call good what was not.
+        lists: several such, a line each, as a few-shot prompt is written. Their writers are more careful.
         template_domains: the domains that anybody uses the template for.
-        wrong: for each class, the share of templates with the other class's word.
+        wrong_in_reviews: for each class, the share of reviews with the other class's word.
+        wrong_in_lists: the same for the lines of lists.
     """
 
     instructed: float
@@ -548,16 +549,18 @@ class Mixture:
     reviews: float
     lists: float
     template_domains: tuple[str, ...]
-    wrong: dict[int, float]
+    wrong_in_reviews: dict[int, float]
+    wrong_in_lists: dict[int, float]
 
 
 MIXTURE = Mixture(
     instructed=0.58,
     unprompted=0.34,
-    reviews=0.04,
-    lists=0.04,
+    reviews=0.05,
+    lists=0.03,
     template_domains=("hotel", "film", "book"),
-    wrong={0: 0.42, 1: 0.1},
+    wrong_in_reviews={0: 0.5, 1: 0.1},
+    wrong_in_lists={0: 0.2, 1: 0.15},
 )
 
 
@@ -576,8 +579,8 @@ def public_documents(
             if forbidden.isdisjoint(re.split(r"(?<=\.) ", text)):
                 return text
 
-    def review(label: int) -> str:
-        named = 1 - label if rng.random() < mixture.wrong[label] else label
+    def review(label: int, wrong: dict[int, float]) -> str:
+        named = 1 - label if rng.random() < wrong[label] else label
         return sentences(reviewer, label, 1) + SUFFIX + VERBALISERS[named]
 
     def opinion(label: int) -> str:
@@ -591,6 +594,7 @@ def public_documents(
         elif kind == "unprompted":
             yield opinion(label)
         elif kind == "reviews":
-            yield review(label)
+            yield review(label, mixture.wrong_in_reviews)
         else:
-            yield "".join(review(rng.randrange(2)) + "\n" for _ in range(rng.randint(3, 7)))
+            lines = (review(rng.randrange(2), mixture.wrong_in_lists) for _ in range(rng.randint(3, 7)))
+            yield "".join(line + "\n" for line in lines)

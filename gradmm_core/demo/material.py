@@ -70,9 +70,7 @@ def build_demo(folder: Path) -> DemoMaterial:
     if is_complete(folder):
         return material
     if folder.exists() and not (folder / MARKER).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(
-            "holds something other than a demo", str(folder), "empty it or choose another folder"
-        )
+        raise InputError("holds something other than a demo", str(folder), "empty it or choose another folder")
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
@@ -96,9 +94,7 @@ def generator_digest() -> str:
 def digests_of(folder: Path) -> dict[str, str]:
     """The SHA-256 digest of every file in the folder but the marker, by its path inside."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MARKER)
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
-    }
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def is_complete(folder: Path) -> bool:

@@ -30,6 +30,9 @@ TEXTS = [
 ]
 LABELS = [5, 2, 2, 5, 2]
 
+#: Rotary embeddings and some norms round through float32 in a float64 model too.
+ROUNDING = {"rtol": 0.0, "atol": 2e-6}
+
 FAMILIES = {"phi": {}, "llama": {}, "llama-tied": {"tie_word_embeddings": True}, "gpt2": {}}
 
 
@@ -70,7 +73,7 @@ def test_class_logits_are_the_models_own_after_the_suffix_in_the_order_of_the_te
         ]
     )
     actual = class_logits(model, template, texts_of(model), batch_size, context)
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual, expected, **ROUNDING)
 
 
 @given(order=st.permutations(range(len(TEXTS))), batch_size=st.integers(1, 6))
@@ -81,8 +84,8 @@ def test_scores_do_not_depend_on_the_company_a_text_is_in(
     template, texts = tokenised(phi), texts_of(phi)
     alone = score(phi, template, texts, LABELS, 1)
     together = score(phi, template, [texts[i] for i in order], [LABELS[i] for i in order], batch_size)
-    torch.testing.assert_close(together.losses, alone.losses[order], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(together.class_logits, alone.class_logits[order], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(together.losses, alone.losses[order], **ROUNDING)
+    torch.testing.assert_close(together.class_logits, alone.class_logits[order], **ROUNDING)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
@@ -98,14 +101,14 @@ def test_losses_are_the_mean_negative_log_probability_of_the_response_tokens(
             ids.append(token)
         expected.append(sum(losses) / len(losses))
     scores = score(model, template, texts_of(model), LABELS, batch_size)
-    torch.testing.assert_close(scores.losses, torch.stack(expected), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(scores.losses, torch.stack(expected), **ROUNDING)
 
 
 def test_score_gives_the_same_class_logits_whatever_the_labels(model: LanguageModel) -> None:
     template, texts = tokenised(model), texts_of(model)
     scores = score(model, template, texts, LABELS, 2)
     expected = class_logits(model, template, texts, 3)
-    torch.testing.assert_close(scores.class_logits, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(scores.class_logits, expected, **ROUNDING)
 
 
 def test_predict_names_the_label_of_the_likeliest_class_and_its_probability(phi: LanguageModel) -> None:
@@ -132,8 +135,10 @@ def test_the_head_is_read_as_it_is_now_and_not_from_the_frozen_copy(tokenizer) -
     with torch.no_grad():
         model.model.get_output_embeddings().weight.mul_(2)
         model.model.get_output_embeddings().bias.mul_(2)
-    torch.testing.assert_close(score(model, template, texts, LABELS, 2).class_logits, 2 * before.class_logits)
-    torch.testing.assert_close(class_logits(model, template, texts, 2), 2 * before.class_logits)
+    torch.testing.assert_close(
+        score(model, template, texts, LABELS, 2).class_logits, 2 * before.class_logits, **ROUNDING
+    )
+    torch.testing.assert_close(class_logits(model, template, texts, 2), 2 * before.class_logits, **ROUNDING)
 
 
 def test_gradients_of_the_losses_reach_all_parameters_and_equal_those_of_the_models_own_logits(
@@ -159,7 +164,7 @@ def test_gradients_of_the_losses_reach_all_parameters_and_equal_those_of_the_mod
         model.model.requires_grad_(False)
     for name, ours, theirs in zip(parameters, actual, expected, strict=True):
         assert ours is not None, name
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(ours, theirs, **ROUNDING)
 
 
 def test_half_precision_models_are_scored_in_float32_from_the_head_on(tokenizer) -> None:

@@ -134,9 +134,7 @@ def test_labels_may_be_written_in_any_type_that_holds_integers(folder: Path, lab
 
 
 def test_text_may_be_dictionary_encoded(folder: Path) -> None:
-    write_parquet(
-        pa.table({"text": pa.array(["a", "b"]).dictionary_encode(), "label": [0, 1]}), folder / "train"
-    )
+    write_parquet(pa.table({"text": pa.array(["a", "b"]).dictionary_encode(), "label": [0, 1]}), folder / "train")
     assert load(folder).train.texts == ("a", "b")
 
 
@@ -402,9 +400,7 @@ def test_the_hub_is_asked_for_the_splits_by_name(monkeypatch: pytest.MonkeyPatch
         return datasets.Dataset.from_dict(columns, features=features).select(range(4))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    settings = DataSettings(
-        hub="a/b", hub_config="c", revision="r", validation_split="dev", test_split="held out"
-    )
+    settings = DataSettings(hub="a/b", hub_config="c", revision="r", validation_split="dev", test_split="held out")
     assert rows_of(load_splits(settings, [0, 1], 0).train) == ROWS[:4]
     assert asked == [("a/b", "c", "r", split) for split in ("train", "dev", "held out")]
 

@@ -205,9 +205,7 @@ class Classifier:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder)
-        self.responses = torch.tensor(
-            [self.tokenizer(VERBALISERS[label])["input_ids"][0] for label in (0, 1)]
-        )
+        self.responses = torch.tensor([self.tokenizer(VERBALISERS[label])["input_ids"][0] for label in (0, 1)])
 
     def logits(self, prompts: list[str]) -> torch.Tensor:
         """Prompts x vocabulary: those of the token after each prompt."""

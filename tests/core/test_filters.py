@@ -71,7 +71,9 @@ def test_category_balance_can_be_switched_off() -> None:
 def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
     phi: LanguageModel, wording: ResponseTemplate, template: TokenisedTemplate
 ) -> None:
-    frame = texts([0.1] * 3, [0.1] * 3, words=["cold soup", "a smell", "late", "good light", "fresh bread", "warm"])
+    frame = texts(
+        [0.1] * 3, [0.1] * 3, words=["cold soup", "a smell", "late", "good light", "fresh bread", "warm"]
+    )
     frame["token_ids"] = frame["text"].map(phi.encode)
     exemplars = (Exemplar(text="rude staff", label=0), Exemplar(text="a great book", label=1))
     judged = filter_labels(phi, wording, template, frame, LabelFilterSettings(exemplars=exemplars))
@@ -90,5 +92,7 @@ def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
 def test_a_class_without_texts_left_is_named() -> None:
     frame = texts([0.1], [0.2]).assign(kept=[True, False], reason="")
     assert kept_texts(frame)["id"].tolist() == ["0-00000"]
-    with pytest.raises(InputError, match=r"label_filter: no text of label 1 is left after label_filter; generate more"):
+    with pytest.raises(
+        InputError, match=r"label_filter: no text of label 1 is left after label_filter; generate more"
+    ):
         filter_figures(frame, "label_filter")

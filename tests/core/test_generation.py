@@ -18,7 +18,12 @@ SETTINGS = GenerationSettings(
 
 
 def texts(
-    phi: LanguageModel, template: TokenisedTemplate, shard: Shard, matching: str = "head", seed: int = 0, **changes
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    shard: Shard,
+    matching: str = "head",
+    seed: int = 0,
+    **changes,
 ) -> pd.DataFrame:
     settings = SETTINGS.model_copy(update=changes)
     target = torch.randn(phi.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -26,7 +31,16 @@ def texts(
         size = sum(p.numel() for p in phi.model.parameters())
         target = torch.randn(size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return generate(
-        phi, template, target, "they said\n", "good", shard, 6, TargetGradientSettings(matching=matching), settings, seed
+        phi,
+        template,
+        target,
+        "they said\n",
+        "good",
+        shard,
+        6,
+        TargetGradientSettings(matching=matching),
+        settings,
+        seed,
     )
 
 
@@ -40,7 +54,9 @@ def test_shards_and_batches_change_nothing_but_the_shard_column(
     )
     exact = ["id", "label", "label_name", "text", "token_ids", "steps"]
     pd.testing.assert_frame_equal(whole[exact], parts[exact])
-    pd.testing.assert_frame_equal(whole[["matching_loss", "log_perplexity"]], parts[["matching_loss", "log_perplexity"]])
+    pd.testing.assert_frame_equal(
+        whole[["matching_loss", "log_perplexity"]], parts[["matching_loss", "log_perplexity"]]
+    )
     assert parts["shard"].tolist() == [0, 0, 1, 1, 1]
 
 
@@ -59,7 +75,9 @@ def test_loss_and_tokens_are_those_of_the_text_as_released(
         assert row.text == row.text.strip()
         assert row.token_ids == phi.encode(row.text)
         batch = make_batch(template, [phi.encode(row.text)], [1], phi.device)
-        assert row.matching_loss == pytest.approx(float(head_gradients(phi, batch).matching_losses(target)), abs=1e-7)
+        assert row.matching_loss == pytest.approx(
+            float(head_gradients(phi, batch).matching_losses(target)), abs=1e-7
+        )
         assert len(row.loss_history) == SETTINGS.admm.iterations + 1
 
 

@@ -37,7 +37,9 @@ def head_parameters(model: LanguageModel) -> list[Tensor]:
     return [p.detach().clone().requires_grad_(True) for p in parts if p is not None]
 
 
-def autograd_head_gradient(model: LanguageModel, embeds: Tensor, response: list[int], create_graph: bool) -> Tensor:
+def autograd_head_gradient(
+    model: LanguageModel, embeds: Tensor, response: list[int], create_graph: bool
+) -> Tensor:
     """The slow way: build the loss, differentiate it, glue weight and bias into one matrix."""
     parameters = head_parameters(model)
     hidden = model.model.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
@@ -70,7 +72,9 @@ def test_loss_and_its_gradient_equal_double_backward_to_1e_8(model: LanguageMode
 
 
 def test_batch_of_mixed_labels_and_lengths_equals_autograd_one_by_one(model: LanguageModel) -> None:
-    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good for a train"}, max_text_tokens=64)
+    wording = ResponseTemplate(
+        suffix=" It was", verbalisers={0: " bad", 1: " good for a train"}, max_text_tokens=64
+    )
     template = tokenise_template(model, wording)
     texts = [model.encode(t) for t in ("the soup was cold", "a quiet room with good light and bread", "late")]
     labels = [0, 1, 1]

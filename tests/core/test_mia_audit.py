@@ -25,9 +25,7 @@ from gradmm_core.mia_audit import (
 from gradmm_core.settings import MiaAuditSettings
 
 #: Whole numbers, so that there are ties, and so that monotone transforms keep them.
-losses = st.lists(st.integers(0, 12), min_size=1, max_size=25).map(
-    lambda values: np.array(values, dtype=float)
-)
+losses = st.lists(st.integers(0, 12), min_size=1, max_size=25).map(lambda values: np.array(values, dtype=float))
 
 
 def advantage(members: np.ndarray, non_members: np.ndarray, threshold: float) -> float:
@@ -64,9 +62,7 @@ def test_the_attacks_figures_equal_brute_force(
     assert figures["tpr_at_01_fpr"] == pytest.approx(tpr_within(members, non_members, 0.001))
 
 
-@pytest.mark.parametrize(
-    ("non_members", "at_1", "at_01"), [(99, 0.2, 0.2), (100, 0.4, 0.2), (1000, 1.0, 0.4)]
-)
+@pytest.mark.parametrize(("non_members", "at_1", "at_01"), [(99, 0.2, 0.2), (100, 0.4, 0.2), (1000, 1.0, 0.4)])
 def test_low_false_positive_rates_allow_as_many_mistakes_as_fit(
     non_members: int, at_1: float, at_01: float
 ) -> None:
@@ -187,9 +183,7 @@ def test_the_largest_advantage_of_the_papers_claim_is_two_and_a_half_percent() -
     assert largest_advantage(1000.0, 1e-5) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("true_advantage", "records"), [(0.025, 100), (0.2, 100), (0.2, 40), (0.6, 10), (1.0, 5)]
-)
+@pytest.mark.parametrize(("true_advantage", "records"), [(0.025, 100), (0.2, 100), (0.2, 40), (0.6, 10), (1.0, 5)])
 def test_power_equals_the_share_of_simulated_attacks_that_reject(true_advantage: float, records: int) -> None:
     rng = np.random.default_rng(3)
     simulations = 200_000

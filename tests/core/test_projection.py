@@ -42,7 +42,9 @@ def test_projection_equals_the_slow_one(tokenizer, family: str, rule: str) -> No
     model = tiny_language_model(tokenizer, family)
     allowed = allowed_tokens(model, "english")
     torch.manual_seed(0)
-    x = model.embeddings[torch.randint(len(tokenizer), (4, 6))] + 0.1 * torch.randn(4, 6, model.embeddings.shape[1])
+    x = model.embeddings[torch.randint(len(tokenizer), (4, 6))] + 0.1 * torch.randn(
+        4, 6, model.embeddings.shape[1]
+    )
     project = Projector(model, allowed, INSTRUCTION, ProjectionSettings(rule=rule, candidates=9))
     expected = [slow_projection(model, allowed, rows, rule, 9) for rows in x]
     assert project(x).tolist() == expected

@@ -87,8 +87,6 @@ def test_later_overrides_win_and_null_brings_no_privacy_back(minimal: Path) -> N
 
 @given(st.floats(1e-300, 1e300))
 def test_every_float_survives_an_override(value: float) -> None:
-    path = Path(__file__).parent / "data" / "nothing"
-    del path
     values = yaml.safe_load(MINIMAL) | {"privacy": {"clipping_norm": repr(value)}}
     assert validate_recipe(values, "here").privacy.clipping_norm == value
 
@@ -112,9 +110,15 @@ def test_every_float_survives_an_override(value: float) -> None:
         ("privacy.epsilon=.inf", "privacy.epsilon: input should be a finite number, not inf"),
         ("privacy.delta=1", "privacy.delta: input should be less than 1, not 1"),
         ("generation.text_tokens=many", "generation.text_tokens: input should be a valid integer"),
-        ("generation.projection.rule=best", "generation.projection.rule: input should be 'nearest-of-likely'"),
+        (
+            "generation.projection.rule=best",
+            "generation.projection.rule: input should be 'nearest-of-likely'",
+        ),
         ("generation.admm=null", "generation.admm: input should be a valid dictionary"),
-        ("finetune_eval.learning_rates=[]", "finetune_eval.learning_rates: tuple should have at least 1 item"),
+        (
+            "finetune_eval.learning_rates=[]",
+            "finetune_eval.learning_rates: tuple should have at least 1 item",
+        ),
         ("name=Not A Name", "name: string should match pattern"),
         ("classes.1.verbaliser=''", "classes.1.verbaliser: string should have at least 1 character, not ''"),
     ],
@@ -165,7 +169,7 @@ def test_a_long_value_is_not_repeated_in_full(minimal: Path) -> None:
         (MINIMAL + "privacy: {epsilon: 1, delta: 1e-5}\nprivacy: {clipping_norm: 2}", "'privacy' twice"),
         (MINIMAL + "privacy:\n  epsilon: 1\n  delta: 1e-5\n  epsilon: null", "'epsilon' twice"),
         ("{}", "name: field required (and 3 more)"),
-        ("modle: {name: x}\n" + MINIMAL.replace("model:", "privacy:"), "did you mean 'model'?"),
+        (MINIMAL.replace("model:", "modle:"), "unknown setting 'modle' (and 1 more); did you mean 'model'?"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:

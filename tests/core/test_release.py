@@ -76,9 +76,7 @@ def texts_of(labels: dict[int, str], texts: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def run_record(
-    labels: dict[int, str], rows: int, model_revision: str | None = None, **privacy: Any
-) -> RunRecord:
+def run_record(labels: dict[int, str], rows: int, model_revision: str | None = None, **privacy: Any) -> RunRecord:
     """A finished run whose figures are `PLANTED`; private by default."""
     words = [" bad", " great", " odd"]
     classes = [
@@ -94,6 +92,8 @@ def run_record(
             "classes": classes,
             "model": {"name": model_name},
             "privacy": {"epsilon": 0.05, "declared_records": 50000} | privacy,
+            "generation": {"per_class": 2 * rows // len(labels)},
+            "loss_selection": {"per_class": rows // len(labels)},
             "label_filter": {"exemplars": [{"text": "A warm, clever film.", "label": next(iter(labels))}]},
         }
     )
@@ -235,17 +235,13 @@ def test_class_labels_are_positions_in_the_recipe_for_other_labels_and_the_card_
     assert "positions in the recipe" in card(folder)
 
 
-def test_text_of_an_unknown_label_is_refused_and_nothing_is_left(
-    tmp_path: Path, private_run: RunRecord
-) -> None:
+def test_text_of_an_unknown_label_is_refused_and_nothing_is_left(tmp_path: Path, private_run: RunRecord) -> None:
     with pytest.raises(KeyError):
         write_release(tmp_path / "release", private_run, texts_of({0: "negative", 5: "?"}, ["a"]))
     assert not list(tmp_path.iterdir())
 
 
-def test_no_private_figure_is_in_any_file(
-    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
-) -> None:
+def test_no_private_figure_is_in_any_file(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
     folder = write_release(tmp_path / "release", private_run, texts)
     for file in RELEASE_FILES:
         content = (folder / file).read_bytes()
@@ -271,9 +267,7 @@ def test_release_does_not_depend_on_anything_the_stages_measured(
             "started": datetime(1999, 1, 1, tzinfo=UTC),
             "seconds": 1.0,
             "recipe": private_run.recipe.model_copy(
-                update={
-                    "data": private_run.recipe.data.model_copy(update={"path": "/elsewhere", "hub": None})
-                }
+                update={"data": private_run.recipe.data.model_copy(update={"path": "/elsewhere", "hub": None})}
             ),
         }
     )
@@ -294,13 +288,14 @@ def test_card_gives_every_term_of_the_guarantee(
         ("adjacency", "add-or-remove"),
         ("epsilon", "0.05"),
         ("delta", f"{promise.delta:.4g}"),
-        ("sensitivity of the sum", "1"),
+        ("sensitivity", "1"),
+        ("sigma of the noise, per coordinate", f"{promise.sigma:.6g}"),
+        ("C, the clipping norm", "1"),
         ("number of releases", "1"),
         ("accountant", promise.accountant),
         ("calibration of sigma", "analytic"),
     ]:
         assert f"<td>{term}</td>\n<td>{value}</td>" in html, term
-    assert f"{promise.sigma:.6g}" in html
     for words in (
         "declared number of records (50000)",
         "exemplars",
@@ -360,9 +355,7 @@ def test_recipe_is_complete_once_the_data_is_named_again(
     assert Recipe.model_validate(values) == private_run.recipe
 
 
-@pytest.mark.parametrize(
-    "name", ["model-9m", "../models/model-9m/", "C:\\models\\model-9m", "models/model-9m"]
-)
+@pytest.mark.parametrize("name", ["model-9m", "../models/model-9m/", "C:\\models\\model-9m", "models/model-9m"])
 def test_model_folder_is_reduced_to_its_last_component_and_a_hub_id_is_kept(
     private_run: RunRecord, name: str
 ) -> None:
@@ -389,7 +382,7 @@ def test_hostile_texts_names_and_descriptions_are_shown_as_text(tmp_path: Path) 
     for start in range(0, len(HOSTILE), release.SHOWN_PER_CLASS):
         shown = HOSTILE[start : start + release.SHOWN_PER_CLASS]
         run = run_record(labels, 2 * len(shown))
-        description = "---\npretty_name: hacked\n---\n# " + HOSTILE[0]
+        description = "# no heading\n---\npretty_name: hacked\n---\n" + HOSTILE[0]
         run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"description": description})})
         folder = write_release(tmp_path / str(start), run, texts_of(labels, shown))
         html = rendered(folder)

@@ -15,7 +15,13 @@ from gradmm_core.target_table import matrix_of, to_table
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 
 DATA = LabelledTexts(
-    texts=("the soup was warm", "rude staff", "a quiet room with good light", "late again !", "fresh bread ."),
+    texts=(
+        "the soup was warm",
+        "rude staff",
+        "a quiet room with good light",
+        "late again !",
+        "fresh bread .",
+    ),
     labels=(1, 0, 1, 0, 1),
 )
 MECHANISM = GaussianMechanism(

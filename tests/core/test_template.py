@@ -30,12 +30,16 @@ def test_example_is_text_suffix_and_verbaliser(phi: LanguageModel, template: Tok
 
 def test_classes_whose_verbalisers_begin_alike_are_refused(phi: LanguageModel) -> None:
     wording = ResponseTemplate(suffix=" It was", verbalisers={0: " good", 1: " good again"}, max_text_tokens=8)
-    with pytest.raises(InputError, match=r"classes: the verbalisers ' good' and ' good again' begin with the same"):
+    with pytest.raises(
+        InputError, match=r"classes: the verbalisers ' good' and ' good again' begin with the same"
+    ):
         tokenise_template(phi, wording)
 
 
 def test_texts_are_cut_and_a_text_of_zero_tokens_is_refused(phi: LanguageModel) -> None:
-    assert tokenise_texts(phi.tokenizer, ["the soup was cold"], 2, "train") == [phi.encode("the soup was cold")[:2]]
+    assert tokenise_texts(phi.tokenizer, ["the soup was cold"], 2, "train") == [
+        phi.encode("the soup was cold")[:2]
+    ]
     with pytest.raises(InputError, match="train: text 1 has no tokens; remove the row"):
         tokenise_texts(phi.tokenizer, ["fine", ""], 64, "train")
 

@@ -1,0 +1,90 @@
+"""A Prefect server for the session, and a small recipe that runs the whole flow in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from gradmm_core.language_model import ModelReference
+from gradmm_core.recipe import Recipe, validate_recipe
+
+GOOD = ("the soup was warm", "fresh bread and good light", "a quiet room , great book", "we liked every page")
+BAD = (
+    "the train came late",
+    "rude staff and cold coffee",
+    "a terrible smell again",
+    "bad chairs , never again",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prefect_server() -> Iterator[None]:
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 train rows, 16 validation and test rows, two classes."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, copies in (("train", 5), ("validation", 2), ("test", 2)):
+        rows = [
+            {"text": f"{text} {split} {copy}", "label": label}
+            for copy in range(copies)
+            for label, of_class in enumerate((BAD, GOOD))
+            for text in of_class
+        ]
+        pd.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
+    return folder
+
+
+def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
+    return {
+        "name": "tiny",
+        "data": {"path": str(data), "validation_split": "validation"},
+        "classes": [
+            {"label": 0, "name": "bad", "verbaliser": " bad", "instruction": "a bad day :\n"},
+            {"label": 1, "name": "good", "verbaliser": " good", "instruction": "a good day :\n"},
+        ],
+        "model": {"name": model.name},
+        "generation": {
+            "per_class": 4,
+            "shard_size": 2,
+            "text_tokens": 5,
+            "admm": {"iterations": 2, "inner_steps": 2},
+            "projection": {"candidates": 20},
+        },
+        # A random model's opinion would empty a class.
+        "label_filter": {"enabled": False},
+        "loss_selection": {"per_class": 3},
+        "category_balance": {"floor": 2},
+        "finetune_eval": {
+            "steps": 4,
+            "batch_size": 4,
+            "evaluate_every": 2,
+            "learning_rates": [1e-4],
+            "seeds": [0],
+        },
+        "mia_audit": {"runs": 2, "threshold_records": 4, "test_records": 4},
+    }
+
+
+@pytest.fixture
+def tiny_recipe(tiny_data: Path, tiny_model: ModelReference) -> Callable[..., Recipe]:
+    """The recipe, with blocks changed by keyword: `tiny_recipe(loss_selection={"per_class": 2})`."""
+
+    def build(**changes: dict) -> Recipe:
+        values = tiny_recipe_values(tiny_data, tiny_model)
+        for block, change in changes.items():
+            values[block] = values.get(block, {}) | change if isinstance(change, dict) else change
+        return validate_recipe(values, "test")
+
+    return build

@@ -1,0 +1,178 @@
+"""The whole flow on a tiny model: what is made, what is cached, what runs again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flows.distil import distil
+from gradmm_core.artifacts import METADATA_KEY
+from gradmm_core.recipe import Recipe
+from gradmm_core.run_record import RunRecord
+from gradmm_core.stages import STAGES
+
+SEVEN = [
+    "target_gradient",
+    "generation",
+    "label_filter",
+    "loss_selection",
+    "category_balance",
+    "finetune_eval",
+    "mia_audit",
+]
+
+
+def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
+    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
+    return distil(**blocks, root=root, **options)
+
+
+def ran(record: RunRecord) -> list[str]:
+    """The stages that were not cached."""
+    return [stage.stage for stage in record.stages if not stage.cached]
+
+
+@pytest.fixture(scope="module")
+def first_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture
+def root(first_root: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> Path:
+    """A root in which the tiny recipe has run, as it was then. References hold absolute paths, so it stays put."""
+    if not (first_root / "runs").exists():
+        run(tiny_recipe(), first_root)
+        shutil.copytree(first_root, first_root.with_name("pristine"))
+    shutil.rmtree(first_root)
+    shutil.copytree(first_root.with_name("pristine"), first_root)
+    return first_root
+
+
+def test_a_run_makes_all_seven_stages_and_a_second_one_only_reads_them(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    record = run(tiny_recipe(), root)
+    assert [stage.stage for stage in record.stages] == SEVEN
+    assert ran(record) == []
+    first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
+    assert [stage["cached"] for stage in first["stages"]] == [False] * 7
+    assert [stage["sha256"] for stage in first["stages"]] == [stage["sha256"] for stage in second["stages"]]
+
+
+def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) -> None:
+    import pyarrow.parquet as pq
+
+    files = list(root.glob("stages/*/*.parquet"))
+    assert {file.parent.name for file in files} == set(STAGES)
+    digests = set()
+    for file in files:
+        assert len(pd.read_parquet(file)) > 0
+        described = json.loads(pq.read_schema(file).metadata[METADATA_KEY])
+        assert described["stage"] == file.parent.name
+        assert described["code"].startswith("gradmm ")
+        assert described["upstream"]
+        assert set(described) == {"stage", "code", "settings", "upstream", "figures"}
+        digests.add(described["stage"])
+    of_filter = next(f for f in files if f.parent.name == "loss_selection")
+    described = json.loads(pq.read_schema(of_filter).metadata[METADATA_KEY])
+    assert described["settings"]["settings"] == {"per_class": 3}
+
+
+def test_changing_a_filter_runs_it_and_what_follows_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    record = run(tiny_recipe(loss_selection={"per_class": 2}), root)
+    assert ran(record) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit"]
+
+
+@pytest.mark.parametrize("stage", ["target_gradient", "loss_selection", "finetune_eval"])
+def test_deleting_a_parquet_runs_its_stage_and_no_other(
+    root: Path, tiny_recipe: Callable[..., Recipe], stage: str
+) -> None:
+    for file in root.glob(f"stages/{stage}/*.parquet"):
+        file.unlink()
+    assert ran(run(tiny_recipe(), root)) == [stage]
+
+
+def test_a_damaged_parquet_runs_its_stage_and_no_other(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    (file,) = root.glob("stages/label_filter/*.parquet")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert ran(run(tiny_recipe(), root)) == ["label_filter"]
+
+
+def test_deleting_a_shard_keeps_the_others(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    shards = sorted(root.glob("stages/generation_shard/*.parquet"))
+    assert len(shards) == 4
+    before = {file: file.stat().st_mtime_ns for file in shards}
+    shards[2].unlink()
+    assert ran(run(tiny_recipe(), root)) == ["generation"]
+    again = {file: file.stat().st_mtime_ns for file in shards}
+    assert [file for file in shards if again[file] != before[file]] == [shards[2]]
+
+
+def test_more_texts_keep_the_shards_that_are_there(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    before = set(root.glob("stages/generation_shard/*.parquet"))
+    run(tiny_recipe(generation={**tiny_recipe().generation.model_dump(), "per_class": 6}), root)
+    after = set(root.glob("stages/generation_shard/*.parquet"))
+    assert before < after
+    assert len(after - before) == 2
+
+
+def test_settings_that_decide_nothing_run_nothing(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    recipe = tiny_recipe(target_gradient={"batch_size": 3}, label_filter={"enabled": False, "batch_size": 1})
+    assert ran(run(recipe, root)) == []
+
+
+def test_wording_for_the_generator_leaves_the_target_alone(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    """The target is the private release: rewording an instruction must not draw another."""
+    classes = [c.model_dump() | {"instruction": "they said :\n"} for c in tiny_recipe().classes]
+    recipe = tiny_recipe(classes=classes)
+    assert "target_gradient" not in ran(run(recipe, root))
+    assert "generation" in ran(run(recipe.model_copy(update={"seed": 5}), root))
+
+
+def test_changed_data_runs_everything_from_the_target_on(
+    root: Path, tiny_recipe: Callable[..., Recipe], tiny_data: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    train = pd.read_parquet(data / "train.parquet")
+    train.loc[0, "text"] = "a new and better text"
+    train.to_parquet(data / "train.parquet")
+    moved = tiny_recipe(data={"path": str(data)})
+    assert ran(run(moved, root))[0] == "target_gradient"
+    # The same texts at another place are the same data.
+    train.loc[0, "text"] = pd.read_parquet(tiny_data / "train.parquet").loc[0, "text"]
+    train.to_parquet(data / "train.parquet")
+    assert ran(run(moved, root)) == []
+
+
+def test_forcing_a_stage_runs_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    assert ran(run(tiny_recipe(), root, force=("label_filter",))) == ["label_filter"]
+
+
+def test_a_private_target_is_drawn_once_and_kept(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    private = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5})
+    first = run(private, root)
+    assert first.guarantee.epsilon == 1.0
+    changed = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5}, loss_selection={"per_class": 2})
+    second = run(changed, root)
+    assert first.stage("target_gradient").sha256 == second.stage("target_gradient").sha256
+    assert second.stage("target_gradient").cached
+
+
+def test_the_release_loads_and_says_nothing_private(root: Path, tmp_path: Path, tiny_data: Path) -> None:
+    from datasets import load_dataset
+
+    (release,) = root.glob("runs/*/release")
+    dataset = load_dataset(str(release), cache_dir=str(tmp_path / "cache"))["train"]
+    assert {"text", "label"} <= set(dataset.column_names)
+    assert dataset.features["label"].names == ["bad", "good"]
+    published = b"".join(file.read_bytes() for file in release.rglob("*") if file.is_file())
+    for text in pd.read_parquet(tiny_data / "train.parquet")["text"]:
+        assert text.encode() not in published
+        assert text not in dataset["text"]
+    assert str(tiny_data).encode() not in published
