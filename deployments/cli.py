@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     from deployments.recipe_files import find_recipe
     from gradmm_core.artifacts import Root
     from gradmm_core.recipe import load_recipe
-    from gradmm_core.stages import STAGES
+    from tasks.stages import STAGES
 
     recipe = load_recipe(find_recipe(options.recipe), options.overrides)
     unknown = sorted(set(options.force) - set(STAGES))

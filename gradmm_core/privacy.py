@@ -11,6 +11,7 @@ import numpy as np
 from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 from scipy.special import log_ndtr, ndtri
 
+from gradmm_core.errors import InputError
 from gradmm_core.settings import PrivacySettings, Settings
 
 
@@ -60,10 +61,14 @@ class GaussianMechanism(Settings):
 
 
 def gaussian_mechanism(settings: PrivacySettings) -> GaussianMechanism | None:
-    """The mechanism that a recipe asks for, or None for no guarantee."""
+    """The mechanism that a recipe asks for, or None for no guarantee.
+
+    Raises:
+        InputError: if its noise is too little for what it claims, as the paper's formula can be above epsilon 1.
+    """
     if settings.epsilon is None:
         return None
-    return GaussianMechanism(
+    mechanism = GaussianMechanism(
         epsilon=settings.epsilon,
         delta=resolved_delta(settings),
         clipping_norm=settings.clipping_norm,
@@ -71,6 +76,14 @@ def gaussian_mechanism(settings: PrivacySettings) -> GaussianMechanism | None:
         calibration=settings.calibration,
         unsafe_noise_seed=settings.unsafe_noise_seed,
     )
+    spent = gaussian_delta(mechanism.sigma / mechanism.sensitivity, mechanism.epsilon)
+    if spent > mechanism.delta:
+        raise InputError(
+            f"the paper's formula spends a delta of {spent:.3g} at epsilon {mechanism.epsilon:g}, not {mechanism.delta:g}",
+            "privacy.calibration",
+            "use 'analytic'",
+        )
+    return mechanism
 
 
 def resolved_delta(settings: PrivacySettings) -> float:
@@ -140,7 +153,16 @@ def guarantee(settings: PrivacySettings) -> Guarantee:
         sensitivity=mechanism.sensitivity if mechanism else None,
         sigma=mechanism.sigma if mechanism else None,
         calibration=settings.calibration if mechanism else None,
-        accountant=f"analytic Gaussian mechanism, dp-accounting {version('dp-accounting')}",
+        accountant=_accountant(mechanism),
         releases=1,
         safe=mechanism is not None and mechanism.safe,
     )
+
+
+def _accountant(mechanism: GaussianMechanism | None) -> str:
+    if mechanism is None:
+        return "none"
+    exact = "analytic Gaussian mechanism (Balle and Wang, 2018)"
+    if mechanism.calibration == "paper":
+        return f"formula of Dwork and Roth (2014), checked by the {exact}"
+    return f"{exact}, dp-accounting {version('dp-accounting')}"

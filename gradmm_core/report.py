@@ -188,7 +188,7 @@ def accuracy_plot(finetune: pd.DataFrame, arms: list[ArmAccuracy]) -> AccuracyPl
     by_step = {arm.name: test[arm.name, arm.learning_rate] for arm in arms}
     drawn = [before, *(a for steps in by_step.values() for each in steps.values() for a in each)]
     ticks = _round_ticks(min(drawn), max(drawn))
-    steps = sorted({50}.union(*by_step.values()))
+    steps = sorted({0}.union(*by_step.values()))
 
     def x(step: int) -> float:
         return round(left + (right - left) * step / steps[-1], 1)

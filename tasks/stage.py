@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.language_model import ModelReference
 from gradmm_core.settings import DataSettings, Settings
-from gradmm_core.stages import STAGES
+from tasks.stages import STAGES
 
 logger = logging.getLogger("gradmm_core.stage")
 

@@ -530,6 +530,12 @@ def private_rows(count: int, rng: random.Random) -> list[tuple[str, int]]:
     return list(rows.items())
 
 
+def public_texts(count: int, rng: random.Random) -> list[str]:
+    """`count` public texts, every second one of the other class."""
+    writer = Writer(PUBLIC, rng)
+    return [writer.write(number % 2) for number in range(count)]
+
+
 @dataclass(frozen=True)
 class Mixture:
     """What the public documents are (relative weights), and how they use the template.
@@ -559,8 +565,8 @@ MIXTURE = Mixture(
     reviews=0.05,
     lists=0.03,
     template_domains=("hotel", "film", "book"),
-    wrong_in_reviews={0: 0.5, 1: 0.1},
-    wrong_in_lists={0: 0.2, 1: 0.15},
+    wrong_in_reviews={0: 0.3, 1: 0.15},
+    wrong_in_lists={0: 0.1, 1: 0.1},
 )
 
 

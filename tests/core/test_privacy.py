@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import kstest, norm
 
+from gradmm_core.errors import InputError
 from gradmm_core.privacy import (
     GaussianMechanism,
     gaussian_delta,
@@ -46,6 +47,12 @@ def test_analytic_sigma_spends_delta_and_no_more(epsilon: float, log_delta: floa
         return norm.cdf(0.5 / s - epsilon * s) - math.exp(epsilon) * norm.cdf(-0.5 / s - epsilon * s) - delta
 
     assert sigma == pytest.approx(brentq(slow_delta, sigma / 2, sigma * 2, xtol=1e-14, rtol=1e-12), rel=1e-5)
+
+
+def test_the_papers_formula_is_refused_where_it_does_not_hold() -> None:
+    assert gaussian_mechanism(PrivacySettings(epsilon=1.0, delta=1e-4, calibration="paper")) is not None
+    with pytest.raises(InputError, match=r"privacy\.calibration: the paper's formula spends a delta of 0\.00027"):
+        gaussian_mechanism(PrivacySettings(epsilon=10.0, delta=1e-4, calibration="paper"))
 
 
 def test_replacing_a_record_costs_twice_the_noise_of_adding_one() -> None:

@@ -14,7 +14,7 @@ from flows.distil import distil
 from gradmm_core.artifacts import METADATA_KEY
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
-from gradmm_core.stages import STAGES
+from tasks.stages import STAGES
 
 SEVEN = [
     "target_gradient",

@@ -1,0 +1,53 @@
+"""The stages in their order, and the version of the code behind each.
+
+A stage's version is part of its cache key: raise it when a change of the stage's code changes its results.
+`tests/pipeline/test_stages.py` fails if one of the modules changes and the version does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`modules`: those that decide the stage's result, by their dotted names."""
+
+    version: int
+    modules: tuple[str, ...]
+
+
+def _core(*names: str) -> tuple[str, ...]:
+    return tuple(f"gradmm_core.{name}" for name in names)
+
+
+_MODEL = _core("language_model", "template", "head_gradient")
+_FULL_GRADIENT = _core("full_gradient", "matching")
+_SCORING = (*_MODEL, *_core("classification"))
+_FINETUNING = (*_SCORING, *_core("data", "filters", "finetune_eval"), "tasks.finetuning")
+
+_GENERATION = (
+    *_MODEL,
+    *_FULL_GRADIENT,
+    *_core("vocabulary", "projection", "admm", "perplexity", "generation", "target_table", "filters"),
+    "tasks.generation",
+)
+
+STAGES: dict[str, Stage] = {
+    "target_gradient": Stage(
+        1,
+        (
+            *_MODEL,
+            *_FULL_GRADIENT,
+            *_core("data", "privacy", "target_gradient", "target_table"),
+            "tasks.target_gradient",
+        ),
+    ),
+    "generation_shard": Stage(1, _GENERATION),
+    "generation": Stage(1, _GENERATION),
+    "label_filter": Stage(1, (*_SCORING, *_core("filters", "label_filter"), "tasks.label_filter")),
+    "loss_selection": Stage(1, (*_core("filters", "loss_selection"), "tasks.loss_selection")),
+    "category_balance": Stage(1, (*_core("filters", "category_balance"), "tasks.category_balance")),
+    "finetune_eval": Stage(1, (*_FINETUNING, "tasks.finetune_eval")),
+    "mia_audit": Stage(1, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
+}
