@@ -211,13 +211,15 @@ def evaluate_arm(
 
 
 def chosen_learning_rate(arm_rows: pd.DataFrame) -> float:
-    """The learning rate of the best checkpoint on validation, among the rows of the arm's first seed."""
-    first_seed = arm_rows.loc[arm_rows["seed"] == arm_rows["seed"].iloc[0]]
-    return _validation_best_first(first_seed)["learning_rate"].tolist()[0]
+    """The learning rate of the arm's best checkpoint on validation.
+
+    The rows of the other seeds cannot change what the first one chose: they are all at that learning rate.
+    """
+    return _validation_best_first(arm_rows)["learning_rate"].tolist()[0]
 
 
 def summarise(frame: pd.DataFrame) -> dict[str, float]:
-    """Test accuracies of each arm, from the rows of `finetune_eval` in their order.
+    """Test accuracies of each arm, from the rows of `finetune_eval`.
 
     `before` has `accuracy_before` alone. Each other arm has, over the seeds at the chosen learning rate:
         accuracy_ARM: mean test accuracy of the checkpoint with the best validation accuracy (of equal ones,

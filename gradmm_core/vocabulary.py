@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -24,7 +25,7 @@ class AllowedTokens:
     """The tokens that generation chooses from.
 
     `starts_text[i]`: token `ids[i]` may come first. A text is released without surrounding blanks, so a token
-    whose spelling changes when it is stripped and tokenised again cannot come first.
+    that is another one when it is stripped and tokenised again cannot come first; nor can the rest of a word.
     """
 
     ids: Int[Tensor, " allowed"]
@@ -56,7 +57,22 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
             "generation.projection.language",
             "use 'any', or another model",
         )
-    again = tokenizer(spelling.str.strip().tolist(), add_special_tokens=False)["input_ids"]
-    starts = [pieces == [i] for pieces, i in zip(again, ids.tolist(), strict=True)]
+    starts = _starts_text(tokenizer, spelling)
+    if not starts.any():
+        raise InputError("no token can begin a text", "model.name", "use a model with whole words in its vocabulary")
     device = language_model.device
-    return AllowedTokens(torch.tensor(ids, device=device), torch.tensor(starts, device=device))
+    return AllowedTokens(torch.tensor(ids, device=device), torch.tensor(starts.to_numpy(), device=device))
+
+
+def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
+    """Which tokens (id -> spelling) remain themselves at the start of a text, and are no rest of a word there."""
+
+    def tokens(texts: pd.Series) -> pd.Series:
+        return pd.Series(tokenizer(texts.tolist(), add_special_tokens=False)["input_ids"], index=texts.index)
+
+    stripped = spelling.str.strip()
+    unchanged = tokens(stripped) == spelling.index.map(lambda i: [i])
+    if not spelling.str.startswith(" ").any():
+        return unchanged  # the tokenizer marks beginnings of words itself (SentencePiece)
+    # Where " film" is a token, "film" is a word; "uate" has no such twin.
+    return unchanged & (tokens(" " + stripped).str.len() == 1)

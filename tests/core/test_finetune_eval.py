@@ -325,8 +325,9 @@ def test_equal_validation_accuracies_are_told_apart_by_validation_loss() -> None
     assert figures["accuracy_synthetic"] == 0.7
 
 
-def test_the_learning_rate_is_chosen_on_the_first_seed_alone() -> None:
-    frame = table((5, 1e-4, 50, 0.8, 0.4, 0.5), (5, 1e-3, 50, 0.7, 0.2, 0.6), (0, 1e-4, 50, 0.1, 0.2, 0.6))
+def test_the_learning_rate_is_that_of_the_best_checkpoint_on_validation_whatever_the_order_of_rows() -> None:
+    frame = table((5, 1e-4, 50, 0.8, 0.4, 0.5), (5, 1e-3, 50, 0.7, 0.2, 0.9), (0, 1e-4, 50, 0.1, 0.2, 0.6))
+    assert chosen_learning_rate(frame[::-1]) == 1e-4
     assert chosen_learning_rate(frame) == 1e-4
     assert summarise(frame)["accuracy_synthetic"] == pytest.approx(0.55)
 

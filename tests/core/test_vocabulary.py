@@ -33,6 +33,14 @@ def test_a_token_that_starts_a_text_survives_stripping(phi: LanguageModel) -> No
     assert phi.encode(" good")[0] not in allowed.starting_ids.tolist()
 
 
+def test_the_rest_of_a_word_does_not_start_a_text(phi: LanguageModel) -> None:
+    allowed = allowed_tokens(phi, "english")
+    for token in allowed.starting_ids.tolist():
+        assert len(phi.encode(" " + phi.decode([token]))) == 1
+    pieces = set(allowed.ids.tolist()) - set(allowed.starting_ids.tolist())
+    assert any(phi.decode([piece]).isalpha() for piece in pieces)
+
+
 def test_no_allowed_token_is_an_error(phi: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PATTERNS, "none", "§§§")
     with pytest.raises(InputError, match=r"generation\.projection\.language: no token is a word of 'none'"):
