@@ -7,7 +7,8 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gradmm_core.errors import InputError
@@ -72,29 +73,39 @@ def _run(options: argparse.Namespace) -> int:
     if unknown:
         raise InputError(f"no stage {unknown[0]!r}", "--force", f"choose from {', '.join(STAGES)}")
     Root(path=options.root).prepare()  # before Prefect takes its seconds to start
-    _quieten(options.verbose)
+    _configure_prefect(options.verbose)
 
     from deployments.summary import print_summary
     from flows.distil import distil
     from gradmm_core.run_record import RunRecord
 
     blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
-    record: RunRecord = distil(**blocks, root=options.root, force=tuple(options.force))  # pyright: ignore
+    with _progress_on_stderr():
+        record: RunRecord = distil(**blocks, root=options.root, force=tuple(options.force))  # pyright: ignore
     print_summary(record, Root(path=options.root))
     return OK
 
 
-def _quieten(verbose: bool) -> None:
-    """Our own log in plain lines; Prefect's only if asked for. Its settings are read when it is imported."""
+def _configure_prefect(verbose: bool) -> None:
+    """Prefect's own log only if asked for, and patience for its first start. Read when Prefect is imported."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+
+
+@contextmanager
+def _progress_on_stderr() -> Iterator[None]:
+    """Our own log, in plain lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
     log = logging.getLogger("gradmm_core")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _recipes(options: argparse.Namespace) -> int:

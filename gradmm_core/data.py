@@ -360,7 +360,7 @@ def _read_json_lines(file: Path) -> pa.Table:
 
 
 def _one_block(file: Path) -> int:
-    """A block size that fits the file, so that a column's type is inferred from all of its rows."""
+    """Bytes for the whole file: with pyarrow's usual 1 MiB, a long text would not fit."""
     return min(file.stat().st_size + 1, 2**30)
 
 

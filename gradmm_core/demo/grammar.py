@@ -560,10 +560,10 @@ class Mixture:
 
 
 MIXTURE = Mixture(
-    instructed=0.58,
+    instructed=0.56,
     unprompted=0.34,
     reviews=0.05,
-    lists=0.03,
+    lists=0.05,
     template_domains=("hotel", "film", "book"),
     wrong_in_reviews={0: 0.3, 1: 0.15},
     wrong_in_lists={0: 0.1, 1: 0.1},

@@ -139,10 +139,16 @@ def test_text_may_be_dictionary_encoded(folder: Path) -> None:
 
 
 def test_a_csv_type_is_inferred_from_the_whole_file(folder: Path) -> None:
-    """pyarrow's own block is 1 MiB, and a text that is no number after a first block of numbers stops it."""
     numbers = "".join(f"{i % 10},{i % 2}\n" for i in range(400_000))
     (folder / "train.csv").write_text(f"text,label\n{numbers}at last a text,1\n")
     assert load(folder).train.texts[-1] == "at last a text"
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_csv, write_jsonl])
+def test_a_text_may_be_long(folder: Path, write: Callable[[pa.Table, Path], None]) -> None:
+    rows = [("long\n" * 1_000_000 + "indeed", 0), ("short", 1)]
+    write(table_of(rows), folder / "train")
+    assert rows_of(load(folder).train) == rows
 
 
 # --- Refusals -----------------------------------------------------------------------------------------------
@@ -397,11 +403,11 @@ def test_the_hub_is_asked_for_the_splits_by_name(monkeypatch: pytest.MonkeyPatch
     def load_dataset(*arguments: Any, **settings: Any) -> datasets.Dataset:
         asked.append((*arguments, settings["revision"], settings["split"]))
         columns = {"sentence": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}
-        return datasets.Dataset.from_dict(columns, features=features).select(range(4))
+        return datasets.Dataset.from_dict(columns, features=features).select([7, 2, 0, 3])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     settings = DataSettings(hub="a/b", hub_config="c", revision="r", validation_split="dev", test_split="held out")
-    assert rows_of(load_splits(settings, [0, 1], 0).train) == ROWS[:4]
+    assert rows_of(load_splits(settings, [0, 1], 0).train) == [ROWS[i] for i in (7, 2, 0, 3)]
     assert asked == [("a/b", "c", "r", split) for split in ("train", "dev", "held out")]
 
 

@@ -291,6 +291,6 @@ def test_the_task_is_learnable_from_little_data_and_not_known_beforehand(demo: D
     assert classifier.accuracy(test, prefix=shots) > 0.58
     classifier.fine_tune(train.groupby("label").sample(50, random_state=0))
     after = classifier.accuracy(test)
-    assert 0.5 < before < 0.75
+    assert 0.5 < before < 0.78
     assert after > 0.76
     assert after > before + 0.06

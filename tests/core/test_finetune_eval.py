@@ -332,6 +332,11 @@ def test_the_learning_rate_is_that_of_the_best_checkpoint_on_validation_whatever
     assert summarise(frame)["accuracy_synthetic"] == pytest.approx(0.55)
 
 
+def test_before_fine_tuning_the_figure_is_the_test_accuracy_alone() -> None:
+    rows = [("before", 0, 0.0, 0, "validation", 0.6, 0.5), ("before", 0, 0.0, 0, "test", 0.7, 0.5)]
+    assert summarise(pd.DataFrame(rows, columns=COLUMNS)) == {"accuracy_before": 0.7}
+
+
 def test_the_summary_is_json_without_nan_also_for_one_seed_and_after_parquet(
     tiny_model: ModelReference, wording: ResponseTemplate, tmp_path: Path
 ) -> None:

@@ -79,6 +79,11 @@ def test_a_block_can_be_overridden_as_a_whole(minimal: Path) -> None:
     assert (recipe.privacy.epsilon, recipe.privacy.delta) == (0.5, 1e-5)
 
 
+def test_an_entry_of_a_list_can_be_overridden_as_a_whole(minimal: Path) -> None:
+    recipe = load_recipe(minimal, ["label_filter.exemplars.1={text: Grand., label: 1}"])
+    assert [exemplar.text for exemplar in recipe.label_filter.exemplars] == ["Dull.", "Grand."]
+
+
 def test_later_overrides_win_and_null_brings_no_privacy_back(minimal: Path) -> None:
     overrides = ["privacy.epsilon=1", "privacy.declared_records=1000"]
     assert load_recipe(minimal, overrides).privacy.epsilon == 1

@@ -1,0 +1,212 @@
+"""The command line: what it says of bad input, and what it leaves behind when it is stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from deployments.cli import main
+from gradmm_core.language_model import ModelReference
+from gradmm_core.run_record import RunRecord
+from tests.pipeline.conftest import tiny_recipe_values
+
+
+@pytest.fixture
+def recipe_file(tiny_data: Path, tiny_model: ModelReference, tmp_path: Path) -> Path:
+    """The tiny recipe as a file; a test may write another one in its place."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe_values(tiny_data, tiny_model)))
+    return file
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Runs the command, which has to end with status 2, and returns the one line it says."""
+    assert main(["run", *map(str, arguments)]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gradmm: ")]
+    assert len(lines) == 1
+    return lines[0].removeprefix("gradmm: ")
+
+
+def test_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "sst3") == "RECIPE: no recipe 'sst3'; did you mean 'sst2'?"
+    assert refused(capsys, "no.yaml").startswith("RECIPE: no file 'no.yaml'; give the path of a recipe")
+
+
+def test_unknown_setting(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:
+    line = refused(capsys, recipe_file, "--set", "generation.admm.roh=1")
+    assert line.endswith("unknown setting 'generation.admm.roh'; did you mean 'generation.admm.rho'?")
+
+
+def test_epsilon_that_is_not_positive(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:
+    for value in ("0", "-1"):
+        line = refused(capsys, recipe_file, "--set", f"privacy.epsilon={value}")
+        assert "privacy.epsilon: input should be greater than 0, not" in line
+
+
+def test_unknown_stage_to_force(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:
+    assert refused(capsys, recipe_file, "--force", "filter").startswith(
+        "--force: no stage 'filter'; choose from target"
+    )
+
+
+def test_missing_data_folder_and_column(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path, tiny_data: Path
+) -> None:
+    root = ["--root", str(tmp_path / "root")]
+    assert "/no/such: cannot be listed" in refused(capsys, recipe_file, *root, "--set", "data.path=/no/such")
+    line = refused(capsys, recipe_file, *root, "--set", "data.text_column=body")
+    assert (
+        line
+        == f"{tiny_data}/train.parquet: no column 'body' among the columns 'text', 'label'; set data.text_column"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda rows: rows.assign(label=rows["label"] + 7),
+            "row 0 has the label 7, which is no class's; add a class",
+        ),
+        (lambda rows: rows[rows["label"] == 0], "no row of split 'train' has the label 1"),
+        (lambda rows: rows.assign(text="  "), "row 0 has an empty text"),
+    ],
+)
+def test_data_that_does_not_fit_the_classes(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tiny_data: Path, tmp_path: Path, change, message: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    change(pd.read_parquet(data / "train.parquet")).to_parquet(data / "train.parquet")
+    line = refused(capsys, recipe_file, "--set", f"data.path={data}", "--root", str(tmp_path / "root"))
+    assert message in line
+    assert not list((tmp_path / "root").rglob("*.parquet"))
+
+
+def test_verbalisers_that_clash(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+    line = refused(
+        capsys, recipe_file, "--set", "classes.0.verbaliser=' good again'", "--root", str(tmp_path / "root")
+    )
+    assert "the verbalisers ' good again' and ' good' begin with the same token; choose words that differ" in line
+
+
+def test_nan_weights(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tiny_model: ModelReference, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model.name, broken)
+    weights = load_file(broken / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    line = refused(capsys, recipe_file, "--set", f"model.name={broken}", "--root", str(tmp_path / "root"))
+    assert "has NaN or infinite weights in" in line
+
+
+def test_unwritable_root(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refused(capsys, recipe_file, "--root", tmp_path / "file" / "root")
+    assert "cannot be written (Not a directory); choose another folder" in line
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 kB: room for the target, not for everything."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", mount], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {made.stderr.decode().strip()}")
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+
+
+def test_full_disk(capsys: pytest.CaptureFixture[str], recipe_file: Path, small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * 150_000)
+    line = refused(capsys, recipe_file, "--root", small_disk)
+    assert "No space left on device; finished stages are kept, make room and run again" in line
+    assert not list(small_disk.rglob(".*.parquet*"))
+    filler.unlink()
+    assert main(["run", str(recipe_file), "--root", str(small_disk), "--set", "mia_audit.runs=1"]) in (0, 2)
+
+
+SLOW = ["--set", "generation.admm.inner_steps=100", "--set", "generation.admm.iterations=30"]
+
+
+def start(recipe_file: Path, root: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deployments.cli", "run", str(recipe_file), "--root", str(root), *SLOW]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
+    )
+
+
+def wait_for_shards(root: Path, count: int, process: subprocess.Popen[str]) -> dict[Path, int]:
+    """Waits until `count` shards are recorded as finished; returns them with their times of writing."""
+    deadline = time.monotonic() + 120
+    while len(list(root.glob("results/generation_shard/*"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return {file: file.stat().st_mtime_ns for file in root.glob("stages/generation_shard/*.parquet")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_stopped_in_generation_goes_on_where_it_was(
+    recipe_file: Path, tmp_path: Path, how: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    process = start(recipe_file, root)
+    finished = wait_for_shards(root, 1, process)
+    process.send_signal(how)
+    asked = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert time.monotonic() - asked < 20
+        assert process.returncode == 130
+        assert "gradmm: stopped; finished stages and shards are kept" in said
+        assert "Traceback" not in said
+    assert main(["run", str(recipe_file), "--root", str(root), *SLOW]) == 0
+    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    (run,) = root.glob("runs/*/run.json")
+    record = RunRecord.model_validate_json(run.read_text())
+    assert record.stage("generation").rows == 8
+    assert record.stage("target_gradient").cached
+
+
+def test_a_finished_run_prints_its_table(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["run", str(recipe_file), "--root", str(tmp_path / "root")]) == 0
+    out = capsys.readouterr().out
+    for word in (
+        "target_gradient",
+        "mia_audit",
+        "matching loss",
+        "log-perplexity",
+        "accuracy before",
+        "as many real",
+    ):
+        assert word in out
+    assert "No privacy guarantee" in out
+    assert main(["run", str(recipe_file), "--root", str(tmp_path / "root")]) == 0
+    assert capsys.readouterr().out.count(" cached ") == 7
+
+
+def test_recipes_lists_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert {"demo", "sst2", "imdb"} <= {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert main(["recipes", "--show", "demo"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["name"] == "demo"
