@@ -44,10 +44,9 @@ def _result(stage: StageRecord) -> str:
                 f"as many real {_mean(figures, 'real')}"
             )
         case "mia_audit":
-            return (
-                f"advantage {figures['advantage']:.3f}, AUC {figures['auc']:.3f} "
-                f"(detectable: {figures['detectable_advantage']:.2f})"
-            )
+            seen = figures["detectable_advantage"]
+            least = "too few records to see any" if seen is None else f"from {seen:.2f} on it would be seen"
+            return f"advantage {figures['advantage']:.3f}, AUC {figures['auc']:.3f} ({least})"
     return ""
 
 

@@ -79,7 +79,7 @@ def gaussian_mechanism(settings: PrivacySettings) -> GaussianMechanism | None:
     spent = gaussian_delta(mechanism.sigma / mechanism.sensitivity, mechanism.epsilon)
     if spent > mechanism.delta:
         raise InputError(
-            f"the paper's formula spends a delta of {spent:.3g} at epsilon {mechanism.epsilon:g}, not {mechanism.delta:g}",
+            f"the paper's formula spends a delta of {spent:.3g} at epsilon {mechanism.epsilon:g}",
             "privacy.calibration",
             "use 'analytic'",
         )

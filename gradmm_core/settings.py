@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Settings(BaseModel):
@@ -87,7 +86,9 @@ class PrivacySettings(Settings):
         default=None,
         description="Default: declared_records ** -1.1, which is below one in the number of records.",
     )
-    declared_records: Count | None = Field(default=None, description="The data set's size, as publicly declared.")
+    declared_records: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="The data set's size, as publicly declared."
+    )
     clipping_norm: Positive = 1.0
     adjacency: Literal["add-or-remove", "replace"] = "add-or-remove"
     calibration: Literal["analytic", "paper"] = "analytic"

@@ -59,7 +59,9 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
         )
     starts = _starts_text(tokenizer, spelling)
     if not starts.any():
-        raise InputError("no token can begin a text", "model.name", "use a model with whole words in its vocabulary")
+        raise InputError(
+            "no token can begin a text", "model.name", "use a model with whole words in its vocabulary"
+        )
     device = language_model.device
     return AllowedTokens(torch.tensor(ids, device=device), torch.tensor(starts.to_numpy(), device=device))
 
