@@ -17,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
 from deployments.cli import main
@@ -132,10 +133,10 @@ def test_unwritable_root(recipe_file: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 kB: room for the target, not for everything."""
+    """A file system of 2 MB."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", mount], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mount], capture_output=True)
     if made.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {made.stderr.decode().strip()}")
     yield mount
@@ -144,7 +145,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk(recipe_file: Path, small_disk: Path) -> None:
     filler = small_disk / "filler"
-    filler.write_bytes(b"x" * 150_000)
+    filler.write_bytes(b"x" * 2_000_000)  # what is left holds no target
     line = refused(recipe_file, "--root", small_disk)
     assert "No space left on device; finished stages are kept, make room and run again" in line
     assert not list(small_disk.rglob(".*.parquet*"))
@@ -152,14 +153,20 @@ def test_full_disk(recipe_file: Path, small_disk: Path) -> None:
     assert gradmm("run", recipe_file, "--root", small_disk).status == 0
 
 
-SLOW = ["--set", "generation.admm.inner_steps=100", "--set", "generation.admm.iterations=30"]
+SLOW = ["--set", "generation.admm.inner_steps=20", "--set", "generation.admm.iterations=40"]
 
 
-def start(recipe_file: Path, root: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deployments.cli", "run", str(recipe_file), "--root", str(root), *SLOW]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
-    )
+@pytest.fixture
+def slow_run(recipe_file: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that takes seconds for each shard, in a process of its own, killed if the test does not end it."""
+    command = [sys.executable, "-m", "deployments.cli", "run", recipe_file, "--root", tmp_path / "root", *SLOW]
+    # The session's server, not one more; and one thread, as this process has.
+    environment = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value(), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield process
+        process.kill()
 
 
 def wait_for_shards(root: Path, count: int, process: subprocess.Popen[str]) -> dict[Path, int]:
@@ -175,10 +182,9 @@ def wait_for_shards(root: Path, count: int, process: subprocess.Popen[str]) -> d
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_stopped_in_generation_goes_on_where_it_was(
-    recipe_file: Path, tmp_path: Path, how: signal.Signals
+    slow_run: subprocess.Popen[str], recipe_file: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    root = tmp_path / "root"
-    process = start(recipe_file, root)
+    root, process = tmp_path / "root", slow_run
     finished = wait_for_shards(root, 1, process)
     process.send_signal(how)
     asked = time.monotonic()
