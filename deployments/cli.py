@@ -96,15 +96,17 @@ def _configure_prefect(verbose: bool) -> None:
 
 @contextmanager
 def _progress_on_stderr() -> Iterator[None]:
-    """Our own log, in plain lines."""
+    """Our own log, in plain lines. Not passed on: the root logger has Prefect's console, which would repeat it."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
     log = logging.getLogger("gradmm_core")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    log.propagate = False
     try:
         yield
     finally:
+        log.propagate = True
         log.removeHandler(handler)
 
 

@@ -66,7 +66,7 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
     began, clock = datetime.now(UTC), time.perf_counter()
     root = Root(path=root_path.expanduser().resolve())
     root.prepare()
-    recipe = demo_material(recipe, root)
+    asked, recipe = recipe, demo_material(recipe, root)
     context = RunContext(
         root=root,
         data=recipe.data,
@@ -140,7 +140,7 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
     )
     record = RunRecord(
         run_id=f"{began:%Y%m%dT%H%M%SZ}-{recipe.name}",
-        recipe=recipe,
+        recipe=asked,
         guarantee=guarantee(recipe.privacy),
         data=data.model_dump(mode="json"),
         model=model.model_dump(mode="json"),

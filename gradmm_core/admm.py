@@ -55,6 +55,9 @@ def admm(
         L <- L + rho (X - Z)                                   (not in the first iteration)
         X <- Adam on sum_i f(x_i) + rho/2 ||X - Z + L / rho||^2
 
+    Where the X-update is solved well, L is minus the gradient of f at X: the next projection is then of a gradient
+    step of length 1/rho, and a rho that is large beside gradient / distance between tokens moves no token at all.
+
     Args:
         embed: in float32 at least; X, Z and L live there.
         start: tokens whose embeddings X begins with.

@@ -110,7 +110,9 @@ class TargetGradientSettings(Settings):
 class AdmmSettings(Settings):
     """Algorithm 1 of the paper, with its defaults."""
 
-    rho: Positive = 0.1
+    rho: Positive = Field(
+        default=0.01, description="A step from Z is as long as the loss's gradient / rho: too large moves nothing."
+    )
     iterations: Count = 30
     inner_steps: Count = 50
     learning_rate: Positive = 0.008
@@ -127,7 +129,10 @@ class AdmmSettings(Settings):
 class ProjectionSettings(Settings):
     """From embeddings back to readable tokens."""
 
-    rule: Literal["nearest-of-likely", "likeliest-of-near", "nearest"] = "nearest-of-likely"
+    rule: Literal["nearest-of-likely", "likeliest-of-near", "nearest"] = Field(
+        default="likeliest-of-near",
+        description="The paper's, its published code's (which reads better), and an ablation.",
+    )
     candidates: Count = Field(default=200, description="k: how many tokens the rule chooses from.")
     language: Literal["english", "any"] = Field(default="english", description="Which tokens count as words.")
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
 
-#: A token is a word piece with or without its leading space, a contraction's tail, digits, or punctuation.
+#: A token is a word or its beginning (with a leading space), the rest of a word, a contraction's tail, digits, or
+#: punctuation.
 PATTERNS = {
-    "english": r" ?[A-Za-z]+| ?'[a-z]{1,2}| ?[0-9]+| ?[.,!?;:'\"()$%&-]| ?--| ?\.\.\.",
+    "english": r"[A-Za-z]+| (?:[AaI]|[A-Za-z]{2,})| ?'[a-z]{1,2}| ?[0-9]+| ?[.,!?;:'\"()$%&-]| ?--| ?\.\.\.",
     "any": r"\s?\S+",
 }
 
@@ -25,7 +26,8 @@ class AllowedTokens:
     """The tokens that generation chooses from.
 
     `starts_text[i]`: token `ids[i]` may come first. A text is released without surrounding blanks, so a token
-    that is another one when it is stripped and tokenised again cannot come first; nor can the rest of a word.
+    that is another one when it is stripped and tokenised again cannot come first; nor can the rest of a word,
+    nor punctuation.
     """
 
     ids: Int[Tensor, " allowed"]
@@ -69,12 +71,11 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
 def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
     """Which tokens (id -> spelling) remain themselves at the start of a text, and are no rest of a word there."""
 
-    def tokens(texts: pd.Series) -> pd.Series:
-        return pd.Series(tokenizer(texts.tolist(), add_special_tokens=False)["input_ids"], index=texts.index)
-
     stripped = spelling.str.strip()
-    unchanged = tokens(stripped) == spelling.index.map(lambda i: [i])
+    tokens = tokenizer(stripped.tolist(), add_special_tokens=False)["input_ids"]
+    alone = [pieces == [i] for pieces, i in zip(tokens, spelling.index, strict=True)]
+    unchanged = stripped.str[0].map(str.isalnum) & pd.Series(alone, index=spelling.index)
     if not spelling.str.startswith(" ").any():
         return unchanged  # the tokenizer marks beginnings of words itself (SentencePiece)
-    # Where " film" is a token, "film" is a word; "uate" has no such twin.
-    return unchanged & (tokens(" " + stripped).str.len() == 1)
+    # Where " film" is allowed, "film" is a word; "uate" has no such twin.
+    return unchanged & (" " + stripped).isin(spelling)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from gradmm_core.artifacts import Root
 from gradmm_core.data import LabelledTexts, Splits, load_splits
+from gradmm_core.demo.material import build_demo
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel, ModelReference, load_language_model, resolve_model
 from gradmm_core.recipe import Recipe
@@ -33,8 +34,6 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
     """Makes the demo's data and model if the recipe names them, and puts their folders in their place."""
     if DEMO not in (recipe.data.path, recipe.model.name):
         return recipe
-    from gradmm_core.demo import build_demo
-
     made = build_demo(root.path / "demo")
     data, model = recipe.data, recipe.model
     if data.path == DEMO:

@@ -111,11 +111,7 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome]], Task[..., Stage
             context: RunContext = inputs["context"]
             logger.info("%s starts", stage)
             rows, figures = work(*args, **kwargs)
-            artifact = context.root.write_stage(
-                stage, stage_key(stage, inputs), rows, figures, _record(stage, inputs)
-            )
-            logger.info("%s wrote %d rows to %s", stage, artifact.rows, artifact.path)
-            return artifact
+            return context.root.write_stage(stage, stage_key(stage, inputs), rows, figures, _record(stage, inputs))
 
         return Task(
             run,

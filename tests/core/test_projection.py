@@ -60,6 +60,6 @@ def test_each_row_is_projected_as_if_it_were_alone(phi: LanguageModel) -> None:
 
 def test_embeddings_of_tokens_project_to_themselves_when_every_token_is_likely(phi: LanguageModel) -> None:
     allowed = allowed_tokens(phi, "english")
-    project = Projector(phi, allowed, INSTRUCTION, ProjectionSettings(candidates=10_000))
+    project = Projector(phi, allowed, INSTRUCTION, ProjectionSettings(rule="nearest-of-likely", candidates=10_000))
     ids = torch.stack([allowed.starting_ids[:5], allowed.ids[5:10], allowed.ids[-5:]], dim=1)
     assert torch.equal(project(phi.embed(ids)), ids)

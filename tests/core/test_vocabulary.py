@@ -33,10 +33,12 @@ def test_a_token_that_starts_a_text_survives_stripping(phi: LanguageModel) -> No
     assert phi.encode(" good")[0] not in allowed.starting_ids.tolist()
 
 
-def test_the_rest_of_a_word_does_not_start_a_text(phi: LanguageModel) -> None:
+def test_neither_the_rest_of_a_word_nor_punctuation_starts_a_text(phi: LanguageModel) -> None:
     allowed = allowed_tokens(phi, "english")
     for token in allowed.starting_ids.tolist():
+        assert set(phi.encode(" " + phi.decode([token]))) <= set(allowed.ids.tolist())
         assert len(phi.encode(" " + phi.decode([token]))) == 1
+        assert phi.decode([token])[0].isalnum()
     pieces = set(allowed.ids.tolist()) - set(allowed.starting_ids.tolist())
     assert any(phi.decode([piece]).isalpha() for piece in pieces)
 
