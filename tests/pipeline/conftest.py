@@ -6,10 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
-
-# Setting Prefect's logging up closes the streams of older handlers, and absl's (of dp-accounting) is the one that
-# pytest captures with: it has to happen before a test redirects anything.
-import prefect.main  # noqa: F401
 import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
