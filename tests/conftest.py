@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# First of all: setting Prefect's logging up closes the streams of the handlers that are there, and absl's (which comes
-# with dp-accounting) would be the one that pytest captures with.
+# First of all: setting Prefect's logging up closes the streams of the handlers that are there, and absl's (which
+# comes with dp-accounting) would be the one that pytest captures with.
 import prefect.main  # noqa: F401
 import pytest
 import torch
