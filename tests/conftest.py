@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Tests of the core log outside of flows, where Prefect's handler has nowhere to send it.
+os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
+
 # First of all: setting Prefect's logging up closes the streams of the handlers that are there, and absl's (which
 # comes with dp-accounting) would be the one that pytest captures with.
 import prefect.main  # noqa: F401
