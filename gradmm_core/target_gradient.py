@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +24,6 @@ from gradmm_core.template import (
     tokenise_texts,
 )
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class TargetGradients:
@@ -40,7 +36,6 @@ class TargetGradients:
     records: dict[int, int]
     text_tokens: dict[int, float]
     clip_fraction: float
-    actual_cosine: dict[int, float]
 
 
 def target_gradients(
@@ -81,20 +76,7 @@ def target_gradients(
         records={label: len(data.of_class(label)) for label in sums},
         text_tokens={label: float(np.mean([len(texts[i]) for i in data.of_class(label)])) for label in sums},
         clip_fraction=clipped / len(data),
-        actual_cosine={label: _cosine(sums[label], noisy[label]) for label in sums},
     )
-
-
-def expected_cosine(mechanism: GaussianMechanism | None, records_per_class: float, dimensions: int) -> float:
-    """The most that the cosine between a noisy and a clean target can be expected to be.
-
-    Reached if all examples' gradients are clipped and agree, so that their sum has norm C times their number:
-    N C / sqrt((N C)^2 + sigma^2 D). Made of public numbers only.
-    """
-    if mechanism is None:
-        return 1.0
-    signal = records_per_class * mechanism.clipping_norm
-    return signal / math.hypot(signal, mechanism.sigma * math.sqrt(dimensions))
 
 
 @torch.no_grad()
@@ -144,9 +126,3 @@ def _release(sums: dict[int, Tensor], mechanism: GaussianMechanism | None) -> di
     noise = torch.from_numpy(mechanism.noise(tuple(stacked.shape)))
     noisy = (stacked.double() + noise).to(stacked.dtype)
     return dict(zip(sums, noisy, strict=True))
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(
-        torch.nn.functional.cosine_similarity(a.flatten().double().cpu(), b.flatten().double().cpu(), dim=0)
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from gradmm_core.language_model import ModelReference
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
@@ -12,8 +10,6 @@ from gradmm_core.target_table import to_table
 from gradmm_core.template import ResponseTemplate
 from tasks.inputs import read_model, read_split
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task
-
-logger = logging.getLogger("gradmm_core.target_gradient")
 
 
 @stage_task("target_gradient")
