@@ -46,20 +46,33 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a recipe here and now")
-    run.add_argument("recipe", metavar="RECIPE", help="a name from `gradmm recipes`, or a YAML file")
-    run.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE",
-                     help="change a setting of the recipe (repeatable)")  # fmt: skip
-    run.add_argument("--root", type=Path, default=Path("gradmm-root"), metavar="DIR",
-                     help="where stages, runs and releases are kept (default: ./gradmm-root)")  # fmt: skip
+    _add_recipe(run)
+    _add_root(run)
     run.add_argument("--force", action="append", default=[], metavar="STAGE",
                      help="run this stage even if it is cached (repeatable)")  # fmt: skip
     run.add_argument("--verbose", action="store_true", help="show Prefect's log too")
     run.set_defaults(command=_run)
 
+    privacy = commands.add_parser("privacy", help="what a recipe's data have spent, and what is left")
+    _add_recipe(privacy)
+    _add_root(privacy)
+    privacy.set_defaults(command=_privacy)
+
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("--show", metavar="RECIPE", help="print all settings of one recipe")
     recipes.set_defaults(command=_recipes)
     return parser
+
+
+def _add_recipe(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recipe", metavar="RECIPE", help="a name from `gradmm recipes`, or a YAML file")
+    command.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE",
+                         help="change a setting of the recipe (repeatable)")  # fmt: skip
+
+
+def _add_root(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--root", type=Path, default=Path("gradmm-root"), metavar="DIR",
+                         help="where stages, runs and releases are kept (default: ./gradmm-root)")  # fmt: skip
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -108,6 +121,17 @@ def _progress_on_stderr() -> Iterator[None]:
     finally:
         log.propagate = True
         log.removeHandler(handler)
+
+
+def _privacy(options: argparse.Namespace) -> int:
+    from deployments.recipe_files import find_recipe
+    from deployments.summary import print_privacy
+    from gradmm_core.ledger import Ledger
+    from gradmm_core.recipe import load_recipe
+
+    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
+    return OK
 
 
 def _recipes(options: argparse.Namespace) -> int:

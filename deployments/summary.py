@@ -6,6 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gradmm_core.artifacts import Root
+from gradmm_core.errors import InputError
+from gradmm_core.ledger import Ledger, release_of
+from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
+from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord, StageRecord
 
 
@@ -27,12 +31,68 @@ def print_summary(record: RunRecord, root: Root) -> None:
     console.print(f"report:  {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
+def print_privacy(recipe: Recipe, ledger: Ledger) -> None:
+    """All releases from a recipe's data, and what the next one may cost."""
+    console = Console()
+    entries = ledger.entries()
+    table = Table(title=f"releases from {recipe.ledger}", title_justify="left")
+    for heading in ("time (UTC)", "recipe", "epsilon", "delta", "sigma", "C", "adjacency", "target", "artifact"):
+        table.add_column(heading)
+    for entry in entries:
+        release = entry.release
+        table.add_row(
+            f"{entry.time:%Y-%m-%d %H:%M}",
+            release.recipe,
+            f"{release.epsilon:g}",
+            f"{release.delta:.3g}",
+            f"{release.sigma:.4g}",
+            f"{release.clipping_norm:g}",
+            release.adjacency,
+            release.space,
+            entry.sha256[:12] if entry.sha256 else "begun, not finished",
+        )
+    if entries:
+        console.print(table)
+    else:
+        console.print(f"no private release from {recipe.ledger} yet", highlight=False, soft_wrap=True)
+    console.print(f"ledger: {ledger.file}", highlight=False, soft_wrap=True)
+    mechanism = gaussian_mechanism(recipe.privacy)
+    if mechanism is None:
+        console.print("the recipe has no privacy.epsilon: its runs are not private, and are not counted")
+        return
+    budget = recipe.privacy.budget_epsilon or mechanism.epsilon
+    spent = ledger.spent(mechanism.delta, mechanism.adjacency)
+    console.print(
+        f"spent: epsilon {spent:.4g} of {budget:g} at delta {mechanism.delta:.3g} ({mechanism.adjacency}), "
+        f"composed over {len(entries)} release{'' if len(entries) == 1 else 's'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"the next one: {_next_release(recipe, ledger, mechanism, budget)}", highlight=False, soft_wrap=True
+    )
+
+
+def _next_release(recipe: Recipe, ledger: Ledger, mechanism: GaussianMechanism, budget: float) -> str:
+    release = release_of(recipe.name, mechanism, recipe.target_gradient)
+    try:
+        ledger.check(release, budget, mechanism.delta)
+    except InputError as refusal:
+        return f"refused: {refusal}"
+    return f"epsilon {mechanism.epsilon:g} with sigma {mechanism.sigma:.4g} is within the budget"
+
+
 def _result(stage: StageRecord) -> str:
     figures = stage.figures
     match stage.stage:
+        case "target_space":
+            return f"{figures['coordinates']} coordinates for each class"
         case "target_gradient":
-            noise = "no noise" if figures["sigma"] is None else f"noise sigma {figures['sigma']:.3g}"
-            return f"{sum(figures['records'].values())} records, {figures['clip_fraction']:.0%} clipped, {noise}"
+            records = f"{sum(figures['records'].values())} records, {figures['clip_fraction']:.0%} clipped"
+            if figures["sigma"] is None:
+                return f"{records}, no noise"
+            cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
+            return f"{records}, noise sigma {figures['sigma']:.3g}, cosine with the clean target {cosines}"
         case "generation":
             return _texts(stage)
         case "label_filter" | "loss_selection" | "category_balance":
@@ -43,6 +103,14 @@ def _result(stage: StageRecord) -> str:
                 f"accuracy before {figures['accuracy_before']:.3f}, synthetic {_mean(figures, 'synthetic')}, "
                 f"as many real {_mean(figures, 'real')}"
             )
+        case "mechanism_audit":
+            return (
+                f"epsilon of at least {figures['certified_epsilon']:.2f} by {figures['draws']} draws (expected "
+                f"{figures['expected_certified_epsilon']:.2f}, claimed {figures['claimed_epsilon']:g})"
+            )
+        case "memorisation":
+            run = f"longest run of a member's words {figures['longest_run_any_member_max']}"
+            return f"{figures['copies_of_any_member']} copies, {run}"
         case "mia_audit":
             seen = figures["detectable_advantage"]
             least = "too few records to see any" if seen is None else f"from {seen:.2f} on it would be seen"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,7 +14,9 @@ from flows.stage_runs import StageRuns
 from gradmm_core import settings as s
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.generation import plan_shards
-from gradmm_core.privacy import gaussian_mechanism, guarantee
+from gradmm_core.language_model import ModelReference
+from gradmm_core.preflight import expected_cosines, preflight_lines
+from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe, validate_recipe
 from gradmm_core.run_folder import write_run
 from gradmm_core.run_record import RunRecord, library_versions
@@ -25,9 +28,15 @@ from tasks.generation import generation_shard
 from tasks.inputs import dataset_fingerprint, demo_material, model_fingerprint
 from tasks.label_filter import label_filter as label_filter_stage
 from tasks.loss_selection import loss_selection as loss_selection_stage
+from tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
+from tasks.memorisation import memorisation as memorisation_stage
 from tasks.mia_audit import mia_audit as mia_audit_stage
+from tasks.privacy_budget import composed_guarantee, privacy_budget
 from tasks.stage import RunContext
 from tasks.target_gradient import target_gradient as target_gradient_stage
+from tasks.target_space import target_space as target_space_stage
+
+logger = logging.getLogger("gradmm_core.flow")
 
 
 @flow(name="gradmm", persist_result=False)
@@ -47,6 +56,7 @@ def distil(
     loss_selection: s.LossSelectionSettings = s.LossSelectionSettings(),
     category_balance: s.CategoryBalanceSettings = s.CategoryBalanceSettings(),
     finetune_eval: s.FinetuneEvalSettings = s.FinetuneEvalSettings(),
+    mechanism_audit: s.MechanismAuditSettings = s.MechanismAuditSettings(),
     mia_audit: s.MiaAuditSettings = s.MiaAuditSettings(),
     seed: int = 0,
 ) -> RunRecord:
@@ -69,26 +79,34 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
     asked, recipe = recipe, demo_material(recipe, root)
     context = RunContext(
         root=root,
+        recipe=recipe.name,
         data=recipe.data,
         labels=tuple(c.label for c in recipe.classes),
         seed=recipe.seed,
         device=recipe.model.device,
+        force=tuple(force),
+        budget_epsilon=recipe.privacy.budget_epsilon or recipe.privacy.epsilon,
+        ledger=asked.ledger,
     )
-    runs = StageRuns(context, frozenset(force))
-    data = dataset_fingerprint(context)
+    runs = StageRuns(context)
     model = model_fingerprint(recipe.model)
     wording = response_template(recipe)
     mechanism = gaussian_mechanism(recipe.privacy)
+    space = public_space(runs, recipe, model, wording, mechanism)
+    making = {
+        "space": space,
+        "model": model,
+        "wording": wording,
+        "settings": recipe.target_gradient,
+        "clipping_norm": recipe.privacy.clipping_norm,
+        "mechanism": mechanism,
+    }
+    if mechanism and mechanism.safe:
+        privacy_budget(context, making)
+        runs.run(mechanism_audit_stage, mechanism=mechanism, settings=recipe.mechanism_audit, seed=recipe.seed)
+    data = dataset_fingerprint(context)
 
-    target = runs.run(
-        target_gradient_stage,
-        train=data.train,
-        model=model,
-        wording=wording,
-        settings=recipe.target_gradient,
-        clipping_norm=recipe.privacy.clipping_norm,
-        mechanism=mechanism,
-    )
+    target = runs.run(target_gradient_stage, train=data.train, **making)
     shards = plan_shards(list(context.labels), recipe.generation.per_class, recipe.generation.shard_size)
     categories = {c.label: c for c in recipe.classes}
     generated = runs.run_sharded(
@@ -97,6 +115,7 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
         [
             {
                 "target": target,
+                "space": space,
                 "model": model,
                 "wording": wording,
                 "category": categories[shard.label],
@@ -138,10 +157,17 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
         delta=mechanism.delta if mechanism else None,
         seed=recipe.seed,
     )
+    runs.run(
+        memorisation_stage,
+        texts=balanced,
+        members=data.train,
+        non_members=data.validation,
+        seed=recipe.seed,
+    )
     record = RunRecord(
         run_id=f"{began:%Y%m%dT%H%M%SZ}-{recipe.name}",
         recipe=asked,
-        guarantee=guarantee(recipe.privacy),
+        guarantee=composed_guarantee(recipe.privacy, context),
         data=data.model_dump(mode="json"),
         model=model.model_dump(mode="json"),
         started=began,
@@ -150,6 +176,34 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
         stages=runs.records,
     )
     return write_run(root, record, texts=balanced, evaluation=evaluation, audit=audit)
+
+
+def public_space(
+    runs: StageRuns,
+    recipe: Recipe,
+    model: ModelReference,
+    wording: ResponseTemplate,
+    mechanism: GaussianMechanism | None,
+) -> StageArtifact | None:
+    """Where the target lives; None where nothing public decides it. Private runs are told what to expect of it."""
+    settings = recipe.target_gradient
+    if not (settings.uses_public_text or mechanism):
+        return None
+    space = runs.run(
+        target_space_stage,
+        model=model,
+        wording=wording,
+        instructions={c.label: c.instruction for c in recipe.classes},
+        settings=settings,
+        clipping_norm=recipe.privacy.clipping_norm,
+    )
+    if mechanism and recipe.privacy.declared_records:
+        expected = expected_cosines(
+            mechanism, space.figures["public"], space.figures["coordinates"], recipe.privacy.declared_records
+        )
+        for line in preflight_lines(expected, {c.label: c.name for c in recipe.classes}):
+            logger.info("%s", line)
+    return space if settings.uses_public_text else None
 
 
 def response_template(recipe: Recipe) -> ResponseTemplate:

@@ -20,10 +20,9 @@ logger = logging.getLogger("gradmm_core.flow")
 
 @dataclass
 class StageRuns:
-    """Runs stages with the run's result storage. `force` names stages to run even if cached."""
+    """Runs stages with the run's result storage."""
 
     context: RunContext
-    force: frozenset[str]
     records: list[StageRecord] = field(default_factory=list)
 
     def run(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact:
@@ -55,7 +54,7 @@ class StageRuns:
     def _run(self, stage: Task[..., StageArtifact], inputs: dict[str, Any]) -> tuple[StageArtifact, StageRecord]:
         started = time.perf_counter()
         configured = stage.with_options(
-            result_storage=self.context.root.results, refresh_cache=stage.name in self.force
+            result_storage=self.context.root.results, refresh_cache=stage.name in self.context.force
         )
         state: State[StageArtifact] = configured(self.context, return_state=True, **inputs)  # pyright: ignore
         artifact = state.result()

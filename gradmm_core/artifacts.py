@@ -95,6 +95,17 @@ class Root(BaseModel, frozen=True):
                 f"{str(self.path)!r} cannot be written ({error.strerror})", "--root", "choose another folder"
             ) from error
 
+    def find_stage(self, stage: str, key: str) -> StageArtifact | None:
+        """What a stage left under a key, found without any cache; None if it is missing or damaged."""
+        path = self.stage_file(stage, key)
+        try:
+            metadata = pq.read_schema(path).metadata
+            figures = json.loads(metadata[METADATA_KEY])["figures"]
+            rows = pq.read_metadata(path).num_rows
+        except (OSError, pa.ArrowException, TypeError, KeyError, ValueError):
+            return None
+        return StageArtifact(stage=stage, path=path, sha256=file_digest(path), rows=rows, figures=figures)
+
     def write_stage(
         self,
         stage: str,

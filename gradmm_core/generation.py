@@ -18,6 +18,7 @@ from gradmm_core.matching import HeadMatching
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.projection import Projector
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
+from gradmm_core.target_space import TargetSpace
 from gradmm_core.template import TokenisedTemplate, tokenise_texts
 from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
 
@@ -45,6 +46,7 @@ def generate(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     target: Tensor,
+    space: TargetSpace,
     instruction: str,
     label_name: str,
     shard: Shard,
@@ -59,12 +61,14 @@ def generate(
     another, so neither shards nor batches change what comes out.
 
     Args:
-        target: of this class, as `target_gradients` returns it.
+        target: of this class, as `target_gradients` returns it; `space` is where it lives.
         text_tokens: n, the number of tokens that are optimised. Released texts are tokenised afresh, and their
             matching loss is that of the text as released.
     """
-    objective_class = HeadMatching if matching.matching == "head" else FullGradientMatching
-    objective = objective_class(language_model, template, shard.label, target)
+    if matching.matching == "head":
+        objective = HeadMatching(language_model, template, shard.label, target, space)
+    else:
+        objective = FullGradientMatching(language_model, template, shard.label, target)
     allowed = allowed_tokens(language_model, settings.projection.language)
     project = Projector(language_model, allowed, instruction, settings.projection)
     numbers = range(shard.start, shard.start + shard.count)

@@ -22,14 +22,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HeadGradients:
-    """Per-example head gradients of a batch, g_i = sum_t residual[i, t] hidden[i, t]^T, kept as factors.
+    """Per-example head gradients of a batch, g_i = sum_t residual[i, t] hidden[i, t]^T - centre, kept as factors.
 
     `residual` carries the factor 1/m, and is zero at padded response positions, so that examples with
-    different response lengths share a batch.
+    different response lengths share a batch. `centre` is one matrix for all, or None for zero.
     """
 
     residual: Float[Tensor, "batch response vocab"]
     hidden: Float[Tensor, "batch response width"]
+    centre: Float[Tensor, "vocab width"] | None = None
 
     @classmethod
     def from_logits(
@@ -52,15 +53,21 @@ class HeadGradients:
         return cls((probabilities - onehot) * weight[..., None], hidden)
 
     def inner_products(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
-        """<g_i, G> = sum_t r_t^T G h_t for each example."""
+        """<g_i, G> = sum_t r_t^T G h_t - <centre, G> for each example."""
+        products = self._factor_products(target)
+        return products if self.centre is None else products - (self.centre * target).sum()
+
+    def _factor_products(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
         return (self.residual * (self.hidden @ target.mT)).sum(dim=(1, 2))
 
     def norms(self) -> Float[Tensor, " batch"]:
-        """Frobenius norms, from ||g||^2 = sum_{s,t} (r_s . r_t)(h_s . h_t)."""
+        """Frobenius norms, from ||g||^2 = sum_{s,t} (r_s . r_t)(h_s . h_t), and the centre's part of it."""
         gram = (self.residual @ self.residual.mT) * (self.hidden @ self.hidden.mT)
+        squares = gram.sum(dim=(1, 2))
+        if self.centre is not None:
+            squares = squares - 2 * self._factor_products(self.centre) + self.centre.square().sum()
         # Rounding can take a vanishing norm below zero; the floor also keeps sqrt's gradient finite at zero.
-        smallest = torch.finfo(gram.dtype).tiny
-        return gram.sum(dim=(1, 2)).clamp_min(smallest).sqrt()
+        return squares.clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
 
     def matching_losses(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
         """1 - cos(g_i, G), between 0 and 2; it is 1 where g_i or G vanishes."""
@@ -80,9 +87,17 @@ class HeadGradients:
         Formal guarantee: adding or removing one example changes the result by at most C in Frobenius norm
         (up to rounding); replacing one, by at most 2 C.
         """
-        scaled = self.residual * self.clip_scales(clipping_norm)[:, None, None]
-        return scaled.flatten(0, 1).mT @ self.hidden.flatten(0, 1)
+        scales = self.clip_scales(clipping_norm)
+        scaled = self.residual * scales[:, None, None]
+        total = scaled.flatten(0, 1).mT @ self.hidden.flatten(0, 1)
+        return total if self.centre is None else total - scales.sum() * self.centre
 
     def materialise(self) -> Float[Tensor, "batch vocab width"]:
         """The gradients as matrices. For tests and small models: this is what all else avoids."""
-        return self.residual.mT @ self.hidden
+        gradients = self.residual.mT @ self.hidden
+        return gradients if self.centre is None else gradients - self.centre
+
+    def double(self) -> HeadGradients:
+        """In float64: what clips must not be off by a rounding error of the norm."""
+        centre = None if self.centre is None else self.centre.double()
+        return HeadGradients(self.residual.double(), self.hidden.double(), centre)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.target_space import FULL, TargetSpace
 from gradmm_core.template import TokenisedTemplate
 
 
@@ -34,16 +35,19 @@ class FreeText:
 
 
 class HeadMatching:
-    """1 - cos between each example's head gradient and the class's target (DESIGN 2.2), in closed form."""
+    """1 - cos between each example's head gradient and the class's target, in its space, in closed form."""
 
     def __init__(
         self,
         language_model: LanguageModel,
         template: TokenisedTemplate,
         label: int,
-        target: Float[Tensor, "vocab width"],
+        target: Float[Tensor, "rows dimensions"],
+        space: TargetSpace = FULL,
     ) -> None:
         self._lm = language_model
+        self._label = label
+        self._space = space
         self._free_text = FreeText(language_model, template, label)
         self._target = target.to(language_model.device, language_model.head_dtype)
 
@@ -58,4 +62,4 @@ class HeadMatching:
             response_ids,
             torch.ones_like(response_ids, dtype=torch.bool),
         )
-        return gradients.matching_losses(self._target)
+        return self._space.project(gradients, self._label).matching_losses(self._target)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cached_property
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.opening import Opening
 from gradmm_core.settings import ProjectionSettings
 from gradmm_core.vocabulary import AllowedTokens
 
@@ -39,7 +37,7 @@ class Projector:
         self._embeddings = language_model.embeddings[allowed.ids].to(language_model.head_dtype)
         self._square_norms = self._embeddings.square().sum(dim=1)
         self._head = language_model.head[allowed.ids]
-        self._instruction = [*language_model.prefix_ids, *language_model.encode(instruction)]
+        self._opening = Opening(language_model, instruction)
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Int[Tensor, "batch tokens"]:
@@ -48,17 +46,11 @@ class Projector:
         if self._settings.rule == "nearest":
             columns = [self._nearest(x[:, j], first=j == 0) for j in range(x.shape[1])]
             return torch.stack(columns, dim=1)
-        cache, hidden = self._read_instruction
-        cache = copy.deepcopy(cache)
-        cache.batch_repeat_interleave(len(x))
-        hidden = hidden.expand(len(x), -1)
+        cache, hidden = self._opening.begin(len(x))
         chosen: list[Int[Tensor, " batch"]] = []
         for j in range(x.shape[1]):
             if j > 0:
-                out = self._lm.model.base_model(
-                    input_ids=chosen[-1][:, None], past_key_values=cache, use_cache=True
-                )
-                hidden = out.last_hidden_state[:, -1]
+                hidden = self._opening.append(cache, chosen[-1])
             logits = self._lm.augment(hidden) @ self._head.mT
             chosen.append(self._choose(logits, self._distances(x[:, j]), first=j == 0))
         return torch.stack(chosen, dim=1)
@@ -90,10 +82,3 @@ class Projector:
 
     def _choices(self, first: bool) -> int:
         return len(self._allowed) - int(self._cannot_start.sum()) if first else len(self._allowed)
-
-    @cached_property
-    def _read_instruction(self) -> tuple:
-        """The key-value cache after the instruction, and the hidden state that predicts the first token."""
-        ids = torch.tensor([self._instruction], device=self._lm.device)
-        out = self._lm.model.base_model(input_ids=ids, use_cache=True)
-        return out.past_key_values, out.last_hidden_state[:, -1]

@@ -6,6 +6,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Hashable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -21,6 +22,7 @@ from gradmm_core.settings import (
     GenerationSettings,
     LabelFilterSettings,
     LossSelectionSettings,
+    MechanismAuditSettings,
     MiaAuditSettings,
     ModelSettings,
     PrivacySettings,
@@ -46,6 +48,7 @@ class Recipe(Settings):
     loss_selection: LossSelectionSettings = LossSelectionSettings()
     category_balance: CategoryBalanceSettings = CategoryBalanceSettings()
     finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
+    mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
     mia_audit: MiaAuditSettings = MiaAuditSettings()
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -63,12 +66,18 @@ class Recipe(Settings):
             raise ValueError(f"label_filter.exemplars: no class has the label {min(strangers)}")
         if self.label_filter.enabled and not self.label_filter.exemplars:
             raise ValueError("label_filter.exemplars: none given, and label_filter.enabled is true")
+        if self.mechanism_audit.guesses > self.mechanism_audit.canaries:
+            raise ValueError("mechanism_audit.guesses: more than mechanism_audit.canaries")
         if self.loss_selection.per_class > self.generation.per_class:
             raise ValueError("loss_selection.per_class: more than generation.per_class")
         if self.data.path is None and self.data.hub is None:
             raise ValueError("data: neither data.path nor data.hub is set")
         if self.data.train_split in (self.data.validation_split, self.data.test_split):
             raise ValueError("data.train_split: also named as the validation or test split")
+        if self.target_gradient.matching == "full-gradient" and (
+            self.target_gradient.centred or self.target_gradient.space != "full"
+        ):
+            raise ValueError("target_gradient.space: the full gradient has no other space, and no centre")
         if self.privacy.epsilon is not None:
             self._check_private()
         return self
@@ -82,6 +91,28 @@ class Recipe(Settings):
             raise ValueError("data.max_per_class: one more record would push another out; use all")
         if self.target_gradient.matching == "full-gradient":
             raise ValueError("target_gradient.matching: the full gradient is an ablation without privacy")
+        if self.privacy.sampler == "discrete":
+            self._check_discrete()
+
+    def _check_discrete(self) -> None:
+        if self.target_gradient.space == "full":
+            raise ValueError("privacy.sampler: 'discrete' is for small target spaces; set target_gradient.space")
+        if self.privacy.unsafe_noise_seed is not None:
+            raise ValueError("privacy.sampler: the discrete sampler takes no seed")
+        if find_spec("opendp") is None:
+            raise ValueError("privacy.sampler: 'discrete' needs OpenDP; run `pip install opendp`")
+        if self.privacy.calibration == "paper":
+            raise ValueError("privacy.sampler: the paper's formula is not for the discrete sampler")
+
+    @property
+    def ledger(self) -> str:
+        """The name under which releases from the data are counted: where they come from, or as set."""
+        if self.privacy.ledger:
+            return self.privacy.ledger
+        if self.data.path is None:
+            return "/".join(filter(None, [self.data.hub, self.data.hub_config]))
+        path = Path(self.data.path).expanduser()
+        return str(path.resolve() if path.exists() else path)
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:

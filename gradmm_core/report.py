@@ -22,7 +22,7 @@ BEST_SHOWN, WORST_SHOWN = 10, 5
 FILTERS = ("label_filter", "loss_selection", "category_balance")
 
 #: These stages' figures have tables of their own.
-EVALUATIONS = ("finetune_eval", "mia_audit")
+EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation")
 
 AUDIT_RATES = ("advantage", "auc", "tpr_at_1_fpr", "tpr_at_01_fpr")
 AUDIT_FIGURES = (
@@ -75,6 +75,8 @@ def write_report(
         plot=accuracy_plot(finetune, arms),
         audit={name: run.stage("mia_audit").figures[name] for name in AUDIT_FIGURES},
         audit_runs=audit.to_dict("records"),
+        mechanism=next((s.figures for s in run.stages if s.stage == "mechanism_audit"), None),
+        repeats=run.stage("memorisation").figures,
         best=by_loss.head(BEST_SHOWN).to_dict("records"),
         worst=worst.to_dict("records"),
         recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),

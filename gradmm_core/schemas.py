@@ -20,8 +20,17 @@ _DECISION = [("kept", pa.bool_()), ("reason", pa.string())]
 _RANKED = [*_CLASSIFIED, ("rank", pa.int64()), *_DECISION]
 
 SCHEMAS: dict[str, pa.Schema] = {
-    # One row per row of a class's target matrix; `row` is the token id (head matching) or, for the full
-    # gradient, the index of a chunk of the flattened parameters.
+    # The rows of the basis (label -1) and of each class's centre.
+    "target_space": pa.schema(
+        [
+            ("part", pa.string()),
+            ("label", pa.int64()),
+            ("row", pa.int64()),
+            ("values", pa.list_(pa.float32(), 1)),
+        ]
+    ),
+    # One row per row of a class's target matrix; `row` counts the tokens of the target's space or, for the full
+    # gradient, the chunks of the flattened parameters.
     "target_gradient": pa.schema(
         [("label", pa.int64()), ("row", pa.int64()), ("values", pa.list_(pa.float32(), 1))]
     ),
@@ -39,6 +48,41 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("split", pa.string()),
             ("accuracy", pa.float64()),
             ("loss", pa.float64()),
+        ]
+    ),
+    "mechanism_audit": pa.schema(
+        [
+            ("test", pa.string()),
+            ("canaries", pa.int64()),
+            ("draws", pa.int64()),
+            ("guesses", pa.int64()),
+            ("correct", pa.int64()),
+            ("certified_epsilon", pa.float64()),
+            ("expected_certified_epsilon", pa.float64()),
+            ("claimed_epsilon", pa.float64()),
+            ("delta", pa.float64()),
+            ("confidence", pa.float64()),
+            ("auc", pa.float64()),
+            ("tpr_at_1_fpr", pa.float64()),
+            ("tpr_at_01_fpr", pa.float64()),
+        ]
+    ),
+    "memorisation": pa.schema(
+        [
+            ("id", pa.string()),
+            *(
+                (f"{measure}_{side}", kind)
+                for measure, kind in (
+                    ("nearest", pa.float64()),
+                    ("longest_run", pa.int64()),
+                    ("longest_substring", pa.int64()),
+                    ("ngram_overlap", pa.float64()),
+                    ("copy", pa.bool_()),
+                )
+                for side in ("member", "non_member")
+            ),
+            ("longest_run_any_member", pa.int64()),
+            ("copy_any_member", pa.bool_()),
         ]
     ),
     "mia_audit": pa.schema(

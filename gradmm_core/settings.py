@@ -92,6 +92,18 @@ class PrivacySettings(Settings):
     clipping_norm: Positive = 1.0
     adjacency: Literal["add-or-remove", "replace"] = "add-or-remove"
     calibration: Literal["analytic", "paper"] = "analytic"
+    sampler: Literal["floating-point", "discrete"] = Field(
+        default="floating-point",
+        description="'discrete' is proof against attacks on the noise's last bits, for some 10% more noise.",
+    )
+    budget_epsilon: Positive | None = Field(
+        default=None,
+        description="All releases from this data together may spend so much. Default: epsilon, for one release.",
+    )
+    ledger: str | None = Field(
+        default=None,
+        description="The name that releases from the data are counted under. Default: their source.",
+    )
     unsafe_noise_seed: int | None = Field(default=None, description="For tests only: voids the guarantee.")
 
 
@@ -100,11 +112,28 @@ class TargetGradientSettings(Settings):
 
     runtime_fields = frozenset({"batch_size"})
 
+    batch_size: Count = 64
     matching: Literal["head", "full-gradient"] = Field(
         default="head",
         description="Gradient of the output head (closed form), or of all parameters (slow ablation).",
     )
-    batch_size: Count = 64
+    space: Literal["full", "label-rows", "public-subspace"] = Field(
+        default="full",
+        description="The whole head (the paper), its rows of the response tokens, or these rows on the leading "
+        "directions of the hidden states of public text.",
+    )
+    subspace_dimensions: Count = Field(default=16, description="k: directions kept by 'public-subspace'.")
+    centred: bool = Field(
+        default=False,
+        description="Match what the data add to the gradient that the model's own, public text has.",
+    )
+    public_texts: Count = Field(default=1000, description="Texts of each class that the model writes itself.")
+    public_text_tokens: Count = 25
+
+    @property
+    def uses_public_text(self) -> bool:
+        """Whether the target's space or centre comes from text that the model writes."""
+        return self.centred or self.space == "public-subspace"
 
 
 class AdmmSettings(Settings):
@@ -197,6 +226,23 @@ class FinetuneEvalSettings(Settings):
     max_validation_rows: Count | None = 500
     max_test_rows: Count | None = None
     eval_batch_size: Count = 64
+
+
+class MechanismAuditSettings(Settings):
+    """Canaries through the noise mechanism of a private run, before anything private is read."""
+
+    draws: Annotated[int, Field(ge=10)] = Field(
+        default=100_000, description="Releases with a canary, and as many without it."
+    )
+    canaries: Count = 500
+    guesses: Count = 100
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
+        default=0.999, description="A run whose mechanism fails at this confidence is stopped."
+    )
+
+    def draws_of(self, sampler: str) -> int:
+        """Exact noise is some fifty times slower to draw."""
+        return max(10, self.draws // 50) if sampler == "discrete" else self.draws
 
 
 class MiaAuditSettings(Settings):

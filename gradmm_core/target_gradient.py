@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 from tqdm import tqdm
 
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.full_gradient import example_gradient
+from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
+from gradmm_core.target_space import FULL, TargetSpace
 from gradmm_core.template import (
     TokenisedTemplate,
     head_gradients,
@@ -26,10 +31,9 @@ from gradmm_core.template import (
 
 
 @dataclass(frozen=True)
-class TargetGradients:
-    """The target of each class (vocab x width, or one flat vector for the full gradient), and what made it.
-
-    All but `values` is read off the private data: it belongs in the private report, never in a release.
+class TargetSums:
+    """The clean sum of each class's clipped gradients (rows x dimensions of the target's space; flat for the full
+    gradient), and what went into it. All of it is read off the private data.
     """
 
     values: dict[int, Tensor]
@@ -37,20 +41,38 @@ class TargetGradients:
     text_tokens: dict[int, float]
     clip_fraction: float
 
+    def release(self, mechanism: GaussianMechanism | None) -> dict[int, Tensor]:
+        """All classes' sums as one noisy vector. Every call draws anew, and is one more release."""
+        if mechanism is None:
+            return self.values
+        clean = torch.stack(list(self.values.values())).double()
+        noisy = clean + torch.from_numpy(mechanism.noise(tuple(clean.shape)))
+        return dict(zip(self.values, noisy, strict=True))
 
-def target_gradients(
+    def cosines(self, noisy: dict[int, Tensor]) -> dict[int, float]:
+        """Of each class's noisy and clean target: the centred cosine where targets are centred."""
+        return {
+            label: float(F.cosine_similarity(value.flatten().double(), noisy[label].flatten().double(), dim=0))
+            for label, value in self.values.items()
+        }
+
+
+def target_sums(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     data: LabelledTexts,
     settings: TargetGradientSettings,
     clipping_norm: float,
     mechanism: GaussianMechanism | None,
-) -> TargetGradients:
+    space: TargetSpace = FULL,
+) -> TargetSums:
     """One pass over the data at memory O(batch).
 
     Formal guarantee: every record enters one class's sum, with norm at most C, so that all classes' sums
     together change by at most C when a record is added or removed and by at most 2 C when one is replaced.
-    With a mechanism, its noise is added to all of them: one release.
+
+    Args:
+        mechanism: the one that will release the sums; with its discrete sampler they are made on its grid.
 
     Raises:
         InputError: if a text has no tokens, or a class's gradients vanish.
@@ -59,10 +81,12 @@ def target_gradients(
     sums: dict[int, Tensor] = {}
     clipped = 0
     for label in template.labels:
-        rows = data.of_class(label)
-        sum_class = _sum_head if settings.matching == "head" else _sum_full
-        class_texts = [texts[i] for i in rows]
-        sums[label], count = sum_class(language_model, template, class_texts, label, settings, clipping_norm)
+        class_texts = [texts[i] for i in data.of_class(label)]
+        if settings.matching == "head":
+            batches = _head_gradients(language_model, template, class_texts, label, settings, space)
+            sums[label], count = _clipped_sum(batches, clipping_norm, mechanism)
+        else:
+            sums[label], count = _sum_full(language_model, template, class_texts, label, clipping_norm)
         clipped += count
         if not sums[label].isfinite().all() or not sums[label].any():
             raise InputError(
@@ -70,32 +94,74 @@ def target_gradients(
                 "target_gradient",
                 "use another model",
             )
-    noisy = _release(sums, mechanism)
-    return TargetGradients(
-        values=noisy,
+    return TargetSums(
+        values=sums,
         records={label: len(data.of_class(label)) for label in sums},
         text_tokens={label: float(np.mean([len(texts[i]) for i in data.of_class(label)])) for label in sums},
         clip_fraction=clipped / len(data),
     )
 
 
+class CanaryRelease:
+    """The clipping and the noise of a target's release, for canaries: dense gradients of the audit's making."""
+
+    #: Rows and columns of a canary: more coordinates than the audit has canaries, so that they can be orthogonal.
+    SHAPE = (4, 128)
+
+    def __init__(self, mechanism: GaussianMechanism) -> None:
+        self._mechanism = mechanism
+
+    @property
+    def dims(self) -> int:
+        return math.prod(self.SHAPE)
+
+    def sum_of(self, records: np.ndarray) -> np.ndarray:
+        """Of the records' clipped gradients (records x dims): by the code that sums those of real records."""
+        if not len(records):
+            return np.zeros(self.dims)
+        dense = torch.from_numpy(records).view(-1, *self.SHAPE)
+        # As factors: a one in row t of the residual, and row t of the gradient for its hidden state.
+        rows = torch.eye(self.SHAPE[0], dtype=torch.float64).expand(len(dense), -1, -1)
+        batches = iter([HeadGradients(rows, dense)])
+        total, _ = _clipped_sum(batches, self._mechanism.clipping_norm, self._mechanism)
+        return total.flatten().numpy()
+
+    def noise(self, count: int) -> np.ndarray:
+        """Of so many releases (count x dims)."""
+        return self._mechanism.noise((count, self.dims))
+
+
 @torch.no_grad()
-def _sum_head(
+def _head_gradients(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     texts: list[list[int]],
     label: int,
     settings: TargetGradientSettings,
-    clipping_norm: float,
-) -> tuple[Float[Tensor, "vocab width"], int]:
-    total = torch.zeros_like(language_model.head)
-    clipped = 0
+    space: TargetSpace,
+) -> Iterator[HeadGradients]:
     batches = length_bucketed([len(t) for t in texts], settings.batch_size)
     for rows in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
         batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
-        gradients = head_gradients(language_model, batch)
-        total += gradients.clipped_sum(clipping_norm)
-        clipped += int((gradients.clip_scales(clipping_norm) < 1).sum())
+        yield space.project(head_gradients(language_model, batch).double(), label)
+
+
+def _clipped_sum(
+    batches: Iterator[HeadGradients], clipping_norm: float, mechanism: GaussianMechanism | None
+) -> tuple[Float[Tensor, "rows dimensions"], int]:
+    """In float64: a norm that is a rounding error too small would let a record through that is too large.
+
+    With the discrete sampler, of the records' vectors on its grid: such a sum is exact, in any order.
+    """
+    total, clipped = torch.zeros((), dtype=torch.float64), 0
+    for gradients in batches:
+        if mechanism is not None and mechanism.discrete:
+            scales = gradients.clip_scales(clipping_norm) * (1 - 1e-9)  # so that no rounding exceeds C
+            vectors = (gradients.materialise() * scales[:, None, None]).cpu().numpy()
+            total = total + torch.from_numpy(mechanism.quantise(vectors).sum(axis=0))
+        else:
+            total = total + gradients.clipped_sum(clipping_norm).cpu()
+        clipped += int((gradients.norms() > clipping_norm).sum())
     return total, clipped
 
 
@@ -104,7 +170,6 @@ def _sum_full(
     template: TokenisedTemplate,
     texts: list[list[int]],
     label: int,
-    settings: TargetGradientSettings,
     clipping_norm: float,
 ) -> tuple[Float[Tensor, " parameters"], int]:
     total = torch.zeros(0)
@@ -116,13 +181,3 @@ def _sum_full(
         total = scaled if not len(total) else total + scaled
         clipped += norm > clipping_norm
     return total, clipped
-
-
-def _release(sums: dict[int, Tensor], mechanism: GaussianMechanism | None) -> dict[int, Tensor]:
-    """All classes' sums as one noisy vector."""
-    if mechanism is None:
-        return sums
-    stacked = torch.stack(list(sums.values())).cpu()
-    noise = torch.from_numpy(mechanism.noise(tuple(stacked.shape)))
-    noisy = (stacked.double() + noise).to(stacked.dtype)
-    return dict(zip(sums, noisy, strict=True))

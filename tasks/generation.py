@@ -9,6 +9,7 @@ from gradmm_core.filters import text_figures
 from gradmm_core.generation import Shard, generate
 from gradmm_core.language_model import ModelReference
 from gradmm_core.settings import ClassSettings, GenerationSettings, TargetGradientSettings
+from gradmm_core.target_space import from_table
 from gradmm_core.target_table import matrix_of
 from gradmm_core.template import ResponseTemplate
 from tasks.inputs import read_model
@@ -19,6 +20,7 @@ from tasks.stage import Outcome, RunContext, stage_task
 def generation_shard(
     context: RunContext,
     target: StageArtifact,
+    space: StageArtifact | None,
     model: ModelReference,
     wording: ResponseTemplate,
     category: ClassSettings,
@@ -35,6 +37,7 @@ def generation_shard(
         language_model,
         template,
         matrix_of(target.read_table(), category.label),
+        from_table(space and space.read_table(), template, matching, language_model.device),
         category.instruction,
         category.name,
         shard,

@@ -29,15 +29,41 @@ logger = logging.getLogger("gradmm_core.stage")
 #: Rows of a stage and its figures (JSON values).
 Outcome = tuple[pd.DataFrame | pa.Table, dict[str, Any]]
 
+#: The parameter by which a stage that publishes its result itself is given its `Publication`.
+PUBLICATION = "publication"
+
 
 class RunContext(BaseModel, frozen=True):
     """Where and on what a run works. Never part of a cache key: it does not decide what comes out."""
 
     root: Root
+    recipe: str
     data: DataSettings
     labels: tuple[int, ...]
     seed: int
     device: str
+    #: Stages to run again even if what they made is there.
+    force: tuple[str, ...] = ()
+    #: What all releases from this data together may spend (None: no private run), counted in which ledger.
+    budget_epsilon: float | None = None
+    ledger: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """Where a stage's result goes, for a stage that has to see to it itself. Never part of a cache key."""
+
+    root: Root
+    stage: str
+    key: str
+    record: Mapping[str, Any]
+
+    def found(self) -> StageArtifact | None:
+        """What an earlier run left there, though Prefect may not know of it."""
+        return self.root.find_stage(self.stage, self.key)
+
+    def publish(self, rows: pd.DataFrame | pa.Table, figures: dict[str, Any]) -> StageArtifact:
+        return self.root.write_stage(self.stage, self.key, rows, figures, dict(self.record))
 
 
 class SplitReference(BaseModel, frozen=True):
@@ -76,6 +102,8 @@ def _key_part(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, list | tuple):
         return [_key_part(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _key_part(item) for name, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"a {type(value).__name__} cannot be part of a cache key")
@@ -93,15 +121,18 @@ class StageCache(CachePolicy):
         return f"{self.stage}/{stage_key(self.stage, inputs)}"
 
 
-def stage_task(stage: str) -> Callable[[Callable[..., Outcome]], Task[..., StageArtifact]]:
+def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]], Task[..., StageArtifact]]:
     """Makes a Prefect task of a function that returns a stage's rows and figures.
 
     The task writes them as the stage's Parquet and returns the small reference to it. The function's first
-    parameter is the `RunContext`; all others decide the result.
+    parameter is the `RunContext`; all others decide the result. A function with a parameter `publication` writes
+    its Parquet itself and returns the reference.
     """
 
-    def decorate(work: Callable[..., Outcome]) -> Task[..., StageArtifact]:
-        signature = inspect.signature(work)
+    def decorate(work: Callable[..., Outcome | StageArtifact]) -> Task[..., StageArtifact]:
+        whole = inspect.signature(work)
+        signature = whole.replace(parameters=[p for p in whole.parameters.values() if p.name != PUBLICATION])
+        publishes_itself = PUBLICATION in whole.parameters
 
         @wraps(work)
         def run(*args: Any, **kwargs: Any) -> StageArtifact:
@@ -109,10 +140,14 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome]], Task[..., Stage
             bound.apply_defaults()
             inputs = dict(bound.arguments)
             context: RunContext = inputs["context"]
+            place = Publication(context.root, stage, stage_key(stage, inputs), _record(stage, inputs))
             logger.info("%s starts", stage)
-            rows, figures = work(*args, **kwargs)
-            return context.root.write_stage(stage, stage_key(stage, inputs), rows, figures, _record(stage, inputs))
+            if publishes_itself:
+                return work(**inputs, publication=place)  # pyright: ignore[reportReturnType]
+            return place.publish(*work(**inputs))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
+        # What Prefect binds its arguments by.
+        setattr(run, "__signature__", signature)  # noqa: B010  (the type checker knows no such attribute)
         return Task(
             run,
             name=stage,

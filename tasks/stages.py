@@ -23,31 +23,43 @@ def _core(*names: str) -> tuple[str, ...]:
 
 _MODEL = _core("language_model", "template", "head_gradient")
 _FULL_GRADIENT = _core("full_gradient", "matching")
+_SPACE = _core("vocabulary", "opening", "public_text", "target_space")
 _SCORING = (*_MODEL, *_core("classification"))
 _FINETUNING = (*_SCORING, *_core("data", "filters", "finetune_eval"), "tasks.finetuning")
 
 _GENERATION = (
     *_MODEL,
     *_FULL_GRADIENT,
-    *_core("vocabulary", "projection", "admm", "perplexity", "generation", "target_table", "filters"),
+    *_SPACE,
+    *_core("projection", "admm", "perplexity", "generation", "target_table", "filters"),
     "tasks.generation",
 )
 
 STAGES: dict[str, Stage] = {
+    "target_space": Stage(1, (*_MODEL, *_SPACE, "tasks.target_space")),
     "target_gradient": Stage(
-        1,
+        2,
         (
             *_MODEL,
             *_FULL_GRADIENT,
+            *_SPACE,
             *_core("data", "privacy", "target_gradient", "target_table"),
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(1, _GENERATION),
-    "generation": Stage(1, _GENERATION),
+    "generation_shard": Stage(2, _GENERATION),
+    "generation": Stage(2, _GENERATION),
     "label_filter": Stage(1, (*_SCORING, *_core("filters", "label_filter"), "tasks.label_filter")),
     "loss_selection": Stage(1, (*_core("filters", "loss_selection"), "tasks.loss_selection")),
     "category_balance": Stage(1, (*_core("filters", "category_balance"), "tasks.category_balance")),
     "finetune_eval": Stage(1, (*_FINETUNING, "tasks.finetune_eval")),
+    "mechanism_audit": Stage(
+        1,
+        (
+            *_core("head_gradient", "privacy", "target_gradient", "mechanism_audit", "mia_audit"),
+            "tasks.mechanism_audit",
+        ),
+    ),
+    "memorisation": Stage(1, (*_core("data", "filters", "memorisation"), "tasks.memorisation")),
     "mia_audit": Stage(1, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }

@@ -2,35 +2,106 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from gradmm_core.artifacts import StageArtifact
 from gradmm_core.language_model import ModelReference
+from gradmm_core.ledger import Ledger, Release, release_of
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_gradient import target_gradients
+from gradmm_core.target_gradient import TargetSums, target_sums
+from gradmm_core.target_space import from_table
 from gradmm_core.target_table import to_table
 from gradmm_core.template import ResponseTemplate
 from tasks.inputs import read_model, read_split
-from tasks.stage import Outcome, RunContext, SplitReference, stage_task
+from tasks.stage import Publication, RunContext, SplitReference, stage_key, stage_task
+
+STAGE = "target_gradient"
 
 
-@stage_task("target_gradient")
+@stage_task(STAGE)
 def target_gradient(
     context: RunContext,
     train: SplitReference,
+    space: StageArtifact | None,
     model: ModelReference,
     wording: ResponseTemplate,
     settings: TargetGradientSettings,
     clipping_norm: float,
     mechanism: GaussianMechanism | None,
-) -> Outcome:
-    """Sums the clipped per-example gradients of each class and adds the mechanism's noise, once."""
+    publication: Publication,
+) -> StageArtifact:
+    """Sums the clipped per-example gradients of each class and adds the mechanism's noise, once.
+
+    A private target is charged to the ledger before its noise is drawn. One that is there already is taken,
+    whether or not Prefect remembers it: drawing again would be another release.
+    """
+    ledger = ledger_of(context) if mechanism and mechanism.safe else None
+    if ledger and (made := _already_released(ledger, context, publication)):
+        return made
     attention = "sdpa" if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
     data = read_split(context, train)
-    target = target_gradients(language_model, template, data, settings, clipping_norm, mechanism)
-    figures = {
-        "records": {str(label): count for label, count in target.records.items()},
-        "text_tokens": {str(label): tokens for label, tokens in target.text_tokens.items()},
-        "clip_fraction": target.clip_fraction,
-        "sigma": mechanism.sigma if mechanism else None,
+    where = from_table(space and space.read_table(), template, settings, language_model.device)
+    sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where)
+    if ledger is None or mechanism is None:
+        return _publish(sums, mechanism, publication)
+    with ledger.lock():  # another run may have been faster
+        if made := _already_released(ledger, context, publication):
+            return made
+        inputs = {"space": space, "model": model, "wording": wording, "settings": settings}
+        release = planned_release(
+            context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
+        )
+        assert context.budget_epsilon is not None  # the flow sets it for a private run
+        with ledger.charge(release, context.budget_epsilon, mechanism.delta) as finish:
+            made = _publish(sums, mechanism, publication)
+            finish(made.sha256)
+    return made
+
+
+def ledger_of(context: RunContext) -> Ledger:
+    """Where releases from this run's data are counted."""
+    return Ledger.of(context.root.path, context.ledger)
+
+
+def planned_release(
+    context: RunContext,
+    space: StageArtifact | None,
+    model: ModelReference,
+    wording: ResponseTemplate,
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+    mechanism: GaussianMechanism,
+    key: str = "",
+) -> Release:
+    """What a private target costs. It is known before any data are: `key` is the stage's, once they are read."""
+    inputs: dict[str, Any] = {
+        "space": space,
+        "model": model,
+        "wording": wording,
+        "settings": settings,
+        "clipping_norm": clipping_norm,
+        "mechanism": mechanism,
     }
-    return to_table(target.values), figures
+    return release_of(context.recipe, mechanism, settings, key, settings_key=stage_key(STAGE, inputs))
+
+
+def _already_released(ledger: Ledger, context: RunContext, publication: Publication) -> StageArtifact | None:
+    if STAGE in context.force:
+        return None
+    with ledger.lock():
+        made = publication.found()
+        return made if made and ledger.adopt(publication.key, made.sha256) else None
+
+
+def _publish(sums: TargetSums, mechanism: GaussianMechanism | None, publication: Publication) -> StageArtifact:
+    values = sums.release(mechanism)
+    figures = {
+        "records": {str(label): count for label, count in sums.records.items()},
+        "text_tokens": {str(label): tokens for label, tokens in sums.text_tokens.items()},
+        "clip_fraction": sums.clip_fraction,
+        "sigma": mechanism.sigma if mechanism else None,
+        "cosine": {str(label): cosine for label, cosine in sums.cosines(values).items()},
+    }
+    return publication.publish(to_table(values), figures)

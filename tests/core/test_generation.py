@@ -10,6 +10,7 @@ from gradmm_core.generation import Shard, generate, plan_shards
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.settings import AdmmSettings, GenerationSettings, ProjectionSettings, TargetGradientSettings
+from gradmm_core.target_space import FULL
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 
 SETTINGS = GenerationSettings(
@@ -34,6 +35,7 @@ def texts(
         phi,
         template,
         target,
+        FULL,
         "they said\n",
         "good",
         shard,

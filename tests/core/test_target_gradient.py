@@ -10,7 +10,7 @@ from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_gradient import target_gradients
+from gradmm_core.target_gradient import target_sums
 from gradmm_core.target_table import matrix_of, to_table
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 
@@ -44,7 +44,7 @@ def test_target_is_the_sum_of_clipped_gradients_of_each_class(
     phi: LanguageModel, template: TokenisedTemplate, batch_size: int, clipping_norm: float
 ) -> None:
     settings = TargetGradientSettings(batch_size=batch_size)
-    target = target_gradients(phi, template, DATA, settings, clipping_norm, None)
+    target = target_sums(phi, template, DATA, settings, clipping_norm, None)
     for label in (0, 1):
         assert torch.allclose(target.values[label], slow_sum(phi, template, label, clipping_norm), atol=1e-7)
     assert target.records == {0: 2, 1: 3}
@@ -54,9 +54,9 @@ def test_target_is_the_sum_of_clipped_gradients_of_each_class(
 def test_noise_is_added_once_to_every_coordinate_and_differs_between_runs(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:
-    clean = target_gradients(phi, template, DATA, TargetGradientSettings(), 0.1, None)
-    noisy = [target_gradients(phi, template, DATA, TargetGradientSettings(), 0.1, MECHANISM) for _ in range(2)]
-    noise = [torch.stack([run.values[label] - clean.values[label] for label in (0, 1)]) for run in noisy]
+    clean = target_sums(phi, template, DATA, TargetGradientSettings(), 0.1, None)
+    noisy = [clean.release(MECHANISM) for _ in range(2)]
+    noise = [torch.stack([run[label] - clean.values[label] for label in (0, 1)]) for run in noisy]
     for each in noise:
         assert float(each.std()) == pytest.approx(MECHANISM.sigma, rel=0.05)
         assert float(each.mean()) == pytest.approx(0.0, abs=0.05 * MECHANISM.sigma)
@@ -70,7 +70,7 @@ def test_one_record_more_moves_the_target_by_no_more_than_c(
 ) -> None:
     fewer = LabelledTexts(DATA.texts[:-1], DATA.labels[:-1])
     settings = TargetGradientSettings(batch_size=2)
-    whole, part = (target_gradients(phi, template, data, settings, 0.1, None).values for data in (DATA, fewer))
+    whole, part = (target_sums(phi, template, data, settings, 0.1, None).values for data in (DATA, fewer))
     difference = torch.stack([whole[label] - part[label] for label in (0, 1)])
     assert 0 < float(difference.norm()) <= 0.1 * (1 + 1e-6)
 
@@ -79,7 +79,7 @@ def test_full_gradient_target_is_one_flat_vector_and_survives_its_table(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:
     settings = TargetGradientSettings(matching="full-gradient")
-    target = target_gradients(phi, template, DATA, settings, 1.0, None)
+    target = target_sums(phi, template, DATA, settings, 1.0, None)
     size = len(target.values[0])
     embeddings = phi.model.get_input_embeddings().weight.numel()
     assert size == sum(p.numel() for p in phi.model.parameters()) - embeddings
@@ -98,4 +98,4 @@ def test_vanishing_gradients_are_an_error(phi: LanguageModel, template: Tokenise
     certain = LanguageModel(deepcopy(phi.model), phi.tokenizer)  # of " good", whatever the text
     certain.model.lm_head.bias[template.first_tokens[1]] = 1e6
     with pytest.raises(InputError, match="target_gradient: the gradients of label 1 vanish"):
-        target_gradients(certain, template, DATA, TargetGradientSettings(), 1.0, None)
+        target_sums(certain, template, DATA, TargetGradientSettings(), 1.0, None)

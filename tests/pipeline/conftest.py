@@ -73,6 +73,7 @@ def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
             "learning_rates": [1e-4],
             "seeds": [0],
         },
+        "mechanism_audit": {"draws": 400, "canaries": 20, "guesses": 10},
         "mia_audit": {"runs": 2, "threshold_records": 4, "test_records": 4},
     }
 

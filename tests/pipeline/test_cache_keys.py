@@ -20,7 +20,12 @@ MODEL = ModelReference(name="a/b", revision="c0ffee", digest="c0ffee", dtype="fl
 
 def context(root: str = "/one", device: str = "cpu") -> RunContext:
     return RunContext(
-        root=Root(path=Path(root)), data=DataSettings(path=root), labels=(0, 1), seed=0, device=device
+        root=Root(path=Path(root)),
+        recipe="tiny",
+        data=DataSettings(path=root),
+        labels=(0, 1),
+        seed=0,
+        device=device,
     )
 
 
@@ -57,7 +62,7 @@ def test_runtime_settings_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [torch.ones(1), np.ones(1), pd.DataFrame(), {1, 2}, object(), Path("/x"), {"a": 1}]
+    "value", [torch.ones(1), np.ones(1), pd.DataFrame(), {1, 2}, object(), Path("/x"), {"a": {1, 2}}]
 )
 def test_values_without_a_stable_digest_are_refused(value: object) -> None:
     with pytest.raises(TypeError, match="cannot be part of a cache key"):

@@ -1,0 +1,40 @@
+"""What a text is continued from: an instruction, read once for any number of texts."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradmm_core.language_model import LanguageModel
+
+
+class Opening:
+    """A language model that has read an instruction and goes on from there, one token at a time."""
+
+    def __init__(self, language_model: LanguageModel, instruction: str) -> None:
+        self._lm = language_model
+        self._ids = [*language_model.prefix_ids, *language_model.encode(instruction)]
+
+    def begin(self, batch: int) -> tuple[Any, Float[Tensor, "batch hidden"]]:
+        """A key-value cache of its own for `batch` texts, and the hidden state that predicts the first token."""
+        cache, hidden = self._read
+        cache = copy.deepcopy(cache)
+        cache.batch_repeat_interleave(batch)
+        return cache, hidden.expand(batch, -1)
+
+    def append(self, cache: Any, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch hidden"]:
+        """Adds one token to every text; the hidden state that predicts the next."""
+        out = self._lm.model.base_model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True)
+        return out.last_hidden_state[:, -1]
+
+    @cached_property
+    def _read(self) -> tuple[Any, Float[Tensor, "1 hidden"]]:
+        with torch.no_grad():
+            ids = torch.tensor([self._ids], device=self._lm.device)
+            out = self._lm.model.base_model(input_ids=ids, use_cache=True)
+        return out.past_key_values, out.last_hidden_state[:, -1]

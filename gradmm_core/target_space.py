@@ -1,0 +1,192 @@
+"""Where targets live: a linear map of the head gradient, and a centre, both made of public material only.
+
+The noise of a private target grows with the square root of its number of coordinates; the signal does not. So the
+gradient G (vocab x width) is mapped to fewer coordinates before it is clipped:
+
+    full              G                      vocab x width          the paper
+    label-rows        G[rows]                rows x width           `rows`: the response tokens of all classes
+    public-subspace   G[rows] Q              rows x k               Q: leading directions of public hidden states
+
+The public material is text that the model itself writes from the recipe's instructions. Most of a class's gradient
+is what that text has too. With `centred`, each example's gradient has the mean gradient of the class's public text
+taken off before it is clipped: what is left is what the data add, and all of the noise's budget is spent on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradmm_core.head_gradient import HeadGradients
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.public_text import write_texts
+from gradmm_core.settings import TargetGradientSettings
+from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.vocabulary import allowed_tokens
+
+#: Public text is the same in every run: the recipe's seed must not change where the target lives.
+SEED = 0
+
+
+@dataclass(frozen=True)
+class TargetSpace:
+    """The map, and the centre of each class in it. `rows` and `basis` are None where all are kept."""
+
+    rows: Int[Tensor, " rows"] | None
+    basis: Float[Tensor, "width dimensions"] | None
+    centres: dict[int, Float[Tensor, "rows dimensions"]]
+
+    def project(self, gradients: HeadGradients, label: int) -> HeadGradients:
+        """The gradients of a batch of one class's examples, in this space and off this class's centre."""
+        residual, hidden = gradients.residual, gradients.hidden
+        if self.rows is not None:
+            residual = residual[..., self.rows]
+        if self.basis is not None:
+            hidden = hidden @ self.basis.to(hidden)
+        centre = self.centres.get(label)
+        return HeadGradients(residual, hidden, None if centre is None else centre.to(hidden))
+
+
+#: The whole head, about no centre: the paper's.
+FULL = TargetSpace(None, None, {})
+
+
+def label_rows(template: TokenisedTemplate) -> list[int]:
+    """The response tokens of all classes, each once, in order."""
+    return list(dict.fromkeys(token for response in template.responses.values() for token in response))
+
+
+@dataclass(frozen=True)
+class PublicStatistics:
+    """What public text says of one class's gradients in the space.
+
+    Attributes:
+        unclipped: norm of the mean gradient.
+        plain: norm of the mean gradient that a release of clipped gradients lets one work out.
+        clip_scale: mean of min(1, C / ||g - centre||).
+    """
+
+    unclipped: float
+    plain: float
+    clip_scale: float
+
+
+def public_texts(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    instructions: dict[int, str],
+    settings: TargetGradientSettings,
+) -> dict[int, list[list[int]]]:
+    """Token ids of the texts that the model writes for each class, from its instruction."""
+    allowed = allowed_tokens(language_model, "any")
+    tokens = min(settings.public_text_tokens, template.max_text_tokens)
+    return {
+        label: write_texts(language_model, allowed, words, settings.public_texts, tokens, SEED).tolist()
+        for label, words in instructions.items()
+    }
+
+
+@torch.no_grad()
+def make_target_space(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: dict[int, list[list[int]]],
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+) -> tuple[TargetSpace, dict[int, PublicStatistics]]:
+    """Basis, centres and norms from the gradients of public texts."""
+
+    # Read anew each time: with a large vocabulary, one class's gradients would not fit in memory.
+    def gradients(label: int, space: TargetSpace) -> Iterator[HeadGradients]:
+        for start in range(0, len(texts[label]), settings.batch_size):
+            part = texts[label][start : start + settings.batch_size]
+            batch = make_batch(template, part, [label] * len(part), language_model.device)
+            yield space.project(head_gradients(language_model, batch).double(), label)
+
+    space = TargetSpace(_rows(template, settings, language_model.device), None, {})
+    if settings.space == "public-subspace":
+        every = (batch for label in texts for batch in gradients(label, space))
+        space = replace(space, basis=_leading_directions(every, settings.subspace_dimensions))
+    means = {label: _mean(gradients(label, space), None, len(texts[label])) for label in texts}
+    if settings.centred:
+        space = replace(space, centres=means)
+    statistics = {}
+    for label in texts:
+        plain = means[label]
+        if not settings.centred:
+            plain = _mean(gradients(label, space), clipping_norm, len(texts[label]))
+        scales = torch.cat([batch.clip_scales(clipping_norm) for batch in gradients(label, space)])
+        statistics[label] = PublicStatistics(float(means[label].norm()), float(plain.norm()), float(scales.mean()))
+    return space, statistics
+
+
+def _mean(
+    batches: Iterator[HeadGradients], clipping_norm: float | None, count: int
+) -> Float[Tensor, "rows dimensions"]:
+    total = torch.zeros(())
+    for batch in batches:
+        total = total + batch.clipped_sum(clipping_norm)
+    return total / count
+
+
+def _leading_directions(batches: Iterator[HeadGradients], count: int) -> Float[Tensor, "width dimensions"]:
+    """The leading right singular vectors of the hidden states at response positions."""
+    gram = torch.zeros(())
+    for batch in batches:
+        present = batch.residual.abs().sum(dim=2, keepdim=True) > 0  # not at padding
+        hidden = (batch.hidden * present).flatten(0, 1)
+        gram = gram + hidden.mT @ hidden
+    vectors = torch.linalg.eigh(gram.cpu()).eigenvectors  # ascending
+    return vectors[:, -count:].flip(1)
+
+
+def _rows(
+    template: TokenisedTemplate, settings: TargetGradientSettings, device: torch.device
+) -> Int[Tensor, " rows"] | None:
+    return None if settings.space == "full" else torch.tensor(label_rows(template), device=device)
+
+
+def to_table(space: TargetSpace) -> pa.Table:
+    """Rows of the basis (label -1) and of each class's centre; no rows at all for a space without either."""
+    parts = ([] if space.basis is None else [("basis", -1, space.basis)]) + [
+        ("centre", label, centre) for label, centre in space.centres.items()
+    ]
+    blocks = [matrix.detach().float().cpu().numpy() for _, _, matrix in parts]
+    counts = [len(block) for block in blocks]
+    flat = np.concatenate(blocks) if blocks else np.empty((0, 1), dtype=np.float32)
+    return pa.table(
+        {
+            "part": pa.array(np.repeat([name for name, _, _ in parts], counts).tolist(), pa.string()),
+            "label": np.repeat(np.array([label for _, label, _ in parts], dtype=np.int64), counts),
+            "row": np.concatenate([np.arange(n, dtype=np.int64) for n in [*counts, 0]]),
+            "values": pa.FixedSizeListArray.from_arrays(flat.ravel(), flat.shape[1]),
+        }
+    )
+
+
+def from_table(
+    table: pa.Table | None,
+    template: TokenisedTemplate,
+    settings: TargetGradientSettings,
+    device: torch.device,
+) -> TargetSpace:
+    """The space as stored: the same numbers for the target and for the texts that are to match it."""
+    rows = _rows(template, settings, device)
+    if table is None:
+        return TargetSpace(rows, None, {})
+    basis = _matrix(table, "basis", -1).to(device) if settings.space == "public-subspace" else None
+    labels = template.labels if settings.centred else []
+    return TargetSpace(rows, basis, {label: _matrix(table, "centre", label).to(device) for label in labels})
+
+
+def _matrix(table: pa.Table, part: str, label: int) -> Float[Tensor, "rows columns"]:
+    chosen = table.filter((pc.field("part") == part) & (pc.field("label") == label)).sort_by("row")
+    column = chosen["values"].combine_chunks()
+    return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).copy())

@@ -1,0 +1,34 @@
+"""Stage 0: where the target lives, from text that the model writes itself. Nothing private is read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from gradmm_core.language_model import ModelReference
+from gradmm_core.settings import TargetGradientSettings
+from gradmm_core.target_space import make_target_space, public_texts, to_table
+from gradmm_core.template import ResponseTemplate
+from tasks.inputs import read_model
+from tasks.stage import Outcome, RunContext, stage_task
+
+
+@stage_task("target_space")
+def target_space(
+    context: RunContext,
+    model: ModelReference,
+    wording: ResponseTemplate,
+    instructions: dict[int, str],
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+) -> Outcome:
+    """The basis and the centres, and what public text lets one expect of a private target."""
+    language_model, template = read_model(context, model, wording)
+    texts = public_texts(language_model, template, instructions, settings)
+    space, statistics = make_target_space(language_model, template, texts, settings, clipping_norm)
+    rows = language_model.head.shape[0] if space.rows is None else len(space.rows)
+    columns = language_model.head.shape[1] if space.basis is None else space.basis.shape[1]
+    figures = {
+        "coordinates": rows * columns,
+        "public": {str(label): asdict(of_label) for label, of_label in statistics.items()},
+    }
+    return to_table(space), figures

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gradmm_core.preflight import EXPECTED_SHIFT, expected_cosines, preflight_lines
+from gradmm_core.privacy import GaussianMechanism
+
+MECHANISM = GaussianMechanism(
+    epsilon=0.5, delta=1e-5, clipping_norm=1.0, adjacency="add-or-remove", calibration="analytic"
+)
+PUBLIC = {"0": {"unclipped": 8.0, "plain": 0.9, "clip_scale": 0.2}}
+
+
+def test_the_expected_cosine_is_what_a_signal_of_that_size_has_on_average() -> None:
+    (expected,) = expected_cosines(MECHANISM, PUBLIC, coordinates=400, records=600)
+    for cosine, signal in ((expected.plain, 600 * 0.9), (expected.centred, 600 * EXPECTED_SHIFT * 8.0 * 0.2)):
+        clean = np.zeros(400)
+        clean[0] = signal
+        noisy = clean + np.random.default_rng(0).normal(scale=MECHANISM.sigma, size=(200, 400))
+        drawn = torch.nn.functional.cosine_similarity(torch.from_numpy(noisy), torch.from_numpy(clean)[None])
+        assert cosine == pytest.approx(float(drawn.mean()), abs=0.01)
+
+
+def test_records_are_shared_out_among_the_classes_and_none_adds_more_than_c() -> None:
+    both = {"0": PUBLIC["0"], "1": PUBLIC["0"] | {"unclipped": 1e6}}
+    first, second = expected_cosines(MECHANISM, both, coordinates=400, records=1200)
+    (alone,) = expected_cosines(MECHANISM, PUBLIC, coordinates=400, records=600)
+    assert first.centred == alone.centred
+    assert second.centred == pytest.approx(600 / np.hypot(600, MECHANISM.sigma * 20))
+
+
+def test_a_target_of_noise_is_warned_of() -> None:
+    weak = expected_cosines(MECHANISM, PUBLIC, coordinates=4_000_000, records=600)
+    strong = expected_cosines(MECHANISM, PUBLIC, coordinates=4, records=60_000)
+    assert [line.startswith("WARNING") for line in preflight_lines(weak, {0: "bad"})] == [False, True]
+    (line,) = preflight_lines(strong, {0: "bad"})
+    assert line == "expected cosine of noisy and clean target, bad: 1.00, centred 1.00"

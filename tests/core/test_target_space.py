@@ -1,0 +1,205 @@
+"""Target spaces against dense matrices, and the sensitivity of what is summed in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradmm_core.head_gradient import HeadGradients
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.matching import HeadMatching
+from gradmm_core.public_text import write_texts
+from gradmm_core.settings import TargetGradientSettings
+from gradmm_core.target_space import (
+    FULL,
+    TargetSpace,
+    from_table,
+    label_rows,
+    make_target_space,
+    public_texts,
+    to_table,
+)
+from gradmm_core.template import ResponseTemplate, TokenisedTemplate, head_gradients, make_batch, tokenise_template
+from gradmm_core.vocabulary import allowed_tokens
+
+VOCAB, WIDTH, RESPONSE = 7, 5, 3
+INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}
+SPACES = ["full", "label-rows", "public-subspace"]
+
+
+def small_space(kind: str, centred: bool) -> TargetSpace:
+    random = torch.Generator().manual_seed(1)
+    rows = None if kind == "full" else torch.tensor([5, 2, 6])
+    basis = None
+    if kind == "public-subspace":
+        basis = torch.linalg.qr(torch.randn(WIDTH, 2, generator=random, dtype=torch.float64)).Q
+    shape = (VOCAB if rows is None else 3, WIDTH if basis is None else 2)
+    centre = torch.randn(*shape, generator=random, dtype=torch.float64)
+    return TargetSpace(rows, basis, {0: centre} if centred else {})
+
+
+@st.composite
+def batches(draw: st.DrawFn, smallest: int = 1) -> HeadGradients:
+    """Gradients of very different sizes, with responses of one to three tokens, padded."""
+    count = draw(st.integers(smallest, 6))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    sizes = torch.tensor(draw(st.lists(st.floats(-6, 6), min_size=count, max_size=count)), dtype=torch.float64)
+    residual = torch.randn(count, RESPONSE, VOCAB, generator=random, dtype=torch.float64)
+    lengths = torch.randint(1, RESPONSE + 1, (count,), generator=random)
+    residual[torch.arange(RESPONSE) >= lengths[:, None]] = 0
+    hidden = torch.randn(count, RESPONSE, WIDTH, generator=random, dtype=torch.float64)
+    return HeadGradients(residual * 10 ** sizes[:, None, None], hidden)
+
+
+def without(gradients: HeadGradients, row: int) -> HeadGradients:
+    keep = torch.arange(len(gradients.residual)) != row
+    return HeadGradients(gradients.residual[keep], gradients.hidden[keep])
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("kind", SPACES)
+@settings(max_examples=60, deadline=None)
+@given(gradients=batches(2), clipping_norm=st.floats(1e-3, 1e3))
+def test_no_pair_of_neighbouring_data_sets_is_further_apart_than_c(
+    kind: str, centred: bool, gradients: HeadGradients, clipping_norm: float
+) -> None:
+    space = small_space(kind, centred)
+
+    def target(records: HeadGradients) -> torch.Tensor:
+        return space.project(records, 0).clipped_sum(clipping_norm)
+
+    more, fewer = target(gradients), target(without(gradients, 0))
+    replaced = target(without(gradients, 1))
+    rounding = 1e-9 * clipping_norm
+    assert float((more - fewer).norm()) <= clipping_norm + rounding
+    assert float((fewer - replaced).norm()) <= 2 * clipping_norm + rounding
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("kind", SPACES)
+@settings(max_examples=25, deadline=None)
+@given(gradients=batches())
+def test_a_space_is_a_linear_map_of_the_dense_gradient(kind: str, centred: bool, gradients: HeadGradients) -> None:
+    space = small_space(kind, centred)
+    dense = gradients.materialise()
+    if space.rows is not None:
+        dense = dense[:, space.rows]
+    if space.basis is not None:
+        dense = dense @ space.basis
+    if centred:
+        dense = dense - space.centres[0]
+    projected = space.project(gradients, 0)
+    assert torch.allclose(projected.materialise(), dense)
+    assert torch.allclose(projected.norms(), dense.flatten(1).norm(dim=1), rtol=1e-6)
+    target = torch.randn_like(dense[0])
+    assert torch.allclose(projected.inner_products(target), (dense * target).sum(dim=(1, 2)))
+    cosines = torch.nn.functional.cosine_similarity(dense.flatten(1), target.flatten()[None])
+    assert torch.allclose(projected.matching_losses(target), 1 - cosines, atol=1e-6)
+    scales = (0.3 / dense.flatten(1).norm(dim=1)).clamp_max(1)
+    assert torch.allclose(projected.clipped_sum(0.3), (dense * scales[:, None, None]).sum(dim=0), atol=1e-6)
+
+
+def made(
+    phi: LanguageModel, template: TokenisedTemplate, clipping_norm: float = 1.0, **changes: object
+) -> tuple[TargetSpace, dict]:
+    chosen = TargetGradientSettings.model_validate({"public_texts": 12, "public_text_tokens": 6} | changes)
+    texts = public_texts(phi, template, INSTRUCTIONS, chosen)
+    return make_target_space(phi, template, texts, chosen, clipping_norm)
+
+
+def public_gradients(phi: LanguageModel, template: TokenisedTemplate, label: int) -> HeadGradients:
+    allowed = allowed_tokens(phi, "any")
+    texts = write_texts(phi, allowed, INSTRUCTIONS[label], 12, 6, 0).tolist()
+    return head_gradients(phi, make_batch(template, texts, [label] * 12, phi.device))
+
+
+def test_centres_are_the_mean_gradients_of_public_text(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    for kind in SPACES:
+        space, statistics = made(phi, template, space=kind, subspace_dimensions=3, centred=True, batch_size=5)
+        for label in (0, 1):
+            projected = replace(space, centres={}).project(public_gradients(phi, template, label), label)
+            mean = projected.materialise().mean(dim=0)
+            assert torch.allclose(space.centres[label], mean, atol=1e-10)
+            distances = (projected.materialise() - mean).flatten(1).norm(dim=1)
+            assert statistics[label].plain == pytest.approx(float(mean.norm()))
+            assert statistics[label].clip_scale == pytest.approx(float((1 / distances).clamp_max(1).mean()))
+
+
+def test_the_basis_is_orthonormal_and_holds_most_of_the_public_hidden_states(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    space, _ = made(phi, template, space="public-subspace", subspace_dimensions=4)
+    assert space.basis is not None
+    assert torch.allclose(space.basis.mT @ space.basis, torch.eye(4, dtype=torch.float64), atol=1e-10)
+    hidden = torch.cat([public_gradients(phi, template, label).hidden[:, 0] for label in (0, 1)])
+    kept = (hidden @ space.basis).square().sum() / hidden.square().sum()
+    random = torch.linalg.qr(torch.randn(hidden.shape[1], 4, dtype=torch.float64)).Q
+    assert float(kept) > float((hidden @ random).square().sum() / hidden.square().sum())
+    singular = torch.linalg.svdvals(hidden)
+    assert float(kept) == pytest.approx(float(singular[:4].square().sum() / singular.square().sum()))
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_space_survives_its_table(
+    phi: LanguageModel, template: TokenisedTemplate, kind: str, centred: bool
+) -> None:
+    space, _ = made(phi, template, space=kind, subspace_dimensions=3, centred=centred)
+    chosen = TargetGradientSettings.model_validate({"space": kind, "centred": centred})
+    back = from_table(to_table(space), template, chosen, phi.device)
+    assert (back.basis is None) == (space.basis is None)
+    if back.basis is not None and space.basis is not None:
+        assert torch.allclose(back.basis.double(), space.basis, atol=1e-6)
+    assert set(back.centres) == set(space.centres)
+    for label, centre in space.centres.items():
+        assert torch.allclose(back.centres[label].double(), centre, atol=1e-5)
+    assert (back.rows is None) == (kind == "full")
+
+
+def test_the_whole_head_needs_no_table(template: TokenisedTemplate, phi: LanguageModel) -> None:
+    assert from_table(None, template, TargetGradientSettings(), phi.device) == FULL
+
+
+def test_rows_are_those_of_all_response_tokens_once(phi: LanguageModel) -> None:
+    wording = ResponseTemplate(
+        suffix=" It was", verbalisers={0: " terrible good", 1: " great good"}, max_text_tokens=64
+    )
+    tokens = [*phi.encode(" terrible good"), *phi.encode(" great good")]
+    assert label_rows(tokenise_template(phi, wording)) == list(dict.fromkeys(tokens))
+
+
+def test_generation_matches_in_the_space_of_the_target(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    space, _ = made(phi, template, space="public-subspace", subspace_dimensions=3, centred=True)
+    ids = torch.tensor([phi.encode("the soup was warm")])
+    target = torch.randn(2, 3, dtype=torch.float64)
+    (loss,) = HeadMatching(phi, template, 1, target, space)(phi.embed(ids))
+    dense = head_gradients(phi, make_batch(template, ids.tolist(), [1], phi.device)).materialise()[0]
+    assert space.rows is not None
+    assert space.basis is not None
+    inside = dense[space.rows] @ space.basis - space.centres[1]
+    cosine = torch.nn.functional.cosine_similarity(inside.flatten(), target.flatten(), dim=0)
+    assert float(loss) == pytest.approx(1 - float(cosine), abs=1e-9)
+
+
+def test_public_text_is_allowed_repeatable_and_continues_its_instruction(phi: LanguageModel) -> None:
+    allowed = allowed_tokens(phi, "english")
+    first = write_texts(phi, allowed, "a bad day :\n", 40, 5, seed=0, batch_size=7)
+    again = write_texts(phi, allowed, "a bad day :\n", 40, 5, seed=0, batch_size=7)
+    other = write_texts(phi, allowed, "a bad day :\n", 40, 5, seed=1, batch_size=7)
+    assert first.shape == (40, 5)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.isin(first, allowed.ids).all()
+    assert torch.isin(first[:, 0], allowed.starting_ids).all()
+    greedy = write_texts(phi, allowed, "a bad day :\n", 1, 5, seed=0, top_k=1)[0]
+    context = [*phi.prefix_ids, *phi.encode("a bad day :\n")]
+    for j, token in enumerate(greedy.tolist()):
+        hidden = phi.hidden_states(input_ids=torch.tensor([[*context, *greedy[:j].tolist()]]))[:, -1]
+        logits = phi.logits(phi.augment(hidden))[0, allowed.ids]
+        if j == 0:
+            logits[~allowed.starts_text] = -torch.inf
+        assert token == int(allowed.ids[logits.argmax()])

@@ -1,0 +1,259 @@
+"""The privacy promise over whole runs: what is charged, what is refused, and what private data can reach."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import tasks.inputs
+import tasks.target_gradient
+from flows.distil import distil
+from gradmm_core.errors import InputError
+from gradmm_core.ledger import Entry, Ledger
+from gradmm_core.recipe import Recipe
+from gradmm_core.run_record import RunRecord
+
+#: Large enough that a release of a few records is not all noise.
+PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "declared_records": 200}
+SPACE = {
+    "space": "public-subspace",
+    "subspace_dimensions": 4,
+    "centred": True,
+    "public_texts": 8,
+    "public_text_tokens": 5,
+}
+
+#: The stages that private records reach, in the order in which they run. All else sees the noisy target only.
+READ_PRIVATE_DATA = ["target_gradient", "finetune_eval", "mia_audit", "memorisation"]
+
+
+@pytest.fixture
+def private_recipe(tiny_recipe: Callable[..., Recipe]) -> Callable[..., Recipe]:
+    def build(privacy: dict | None = None, **changes: dict) -> Recipe:
+        changes.setdefault("target_gradient", SPACE)
+        return tiny_recipe(privacy=PRIVACY | (privacy or {}), **changes)
+
+    return build
+
+
+def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
+    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
+    return distil(**blocks, root=root, **options)
+
+
+def releases(recipe: Recipe, root: Path) -> list[Entry]:
+    return Ledger.of(root, recipe.ledger).entries()
+
+
+def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = private_recipe()
+    first = run(recipe, tmp_path)
+    assert first.stages[0].stage == "target_space"
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.sha256 == first.stage("target_gradient").sha256
+    assert entry.release.epsilon == 4.0
+    assert entry.release.space == "public-subspace, centred"
+    assert first.guarantee.releases == 1
+    assert first.guarantee.composed_epsilon == pytest.approx(4.0)
+
+    retuned = run(private_recipe(loss_selection={"per_class": 2}), tmp_path)
+    shutil.rmtree(tmp_path / "results")  # all that Prefect remembers
+    resumed = run(recipe, tmp_path)
+    for later in (retuned, resumed):
+        assert later.stage("target_gradient").sha256 == entry.sha256
+    assert releases(recipe, tmp_path) == [entry]
+
+
+def test_a_run_killed_between_publishing_and_recording_is_not_charged_twice(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = private_recipe()
+
+    def killed(self: Ledger, entry_id: str, sha256: str) -> Entry:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path)
+    (begun,) = releases(recipe, tmp_path)
+    assert begun.sha256 is None
+    record = run(recipe, tmp_path)
+    (finished,) = releases(recipe, tmp_path)
+    assert finished.id == begun.id
+    assert finished.sha256 == record.stage("target_gradient").sha256
+
+
+def test_a_run_killed_before_publishing_has_spent_its_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = private_recipe()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.target_gradient, "_publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path)
+    assert len(releases(recipe, tmp_path)) == 1
+    with pytest.raises(InputError, match=r"budget of 4 \(1 release so far\)"):
+        run(recipe, tmp_path)
+    record = run(private_recipe({"budget_epsilon": 9.0}), tmp_path)
+    assert record.guarantee.releases == 2
+    assert 4 < (record.guarantee.composed_epsilon or 0) < 8  # composition is better than addition
+    assert "The 2 releases from these data" in record.guarantee.sentence
+
+
+def test_another_release_is_refused_before_any_private_data_are_read(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(private_recipe(), tmp_path)
+    other = private_recipe(target_gradient=SPACE | {"subspace_dimensions": 3})
+    before = snapshot(tmp_path, "stages/target_gradient/*")
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
+        with pytest.raises(InputError, match=r"^privacy\.budget_epsilon: this release would bring"):
+            run(other, tmp_path)
+    assert snapshot(tmp_path, "stages/target_gradient/*") == before
+    assert len(releases(other, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("loss", ["data changed", "target deleted", "target damaged", "forced"])
+def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, loss: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    recipe = private_recipe(data={"path": str(data)})
+    root = tmp_path / "root"
+    run(recipe, root)
+    (target,) = root.glob("stages/target_gradient/*.parquet")
+    options = {}
+    if loss == "data changed":
+        train = pd.read_parquet(data / "train.parquet")
+        train.iloc[1:].to_parquet(data / "train.parquet")
+    elif loss == "target deleted":
+        target.unlink()
+    elif loss == "target damaged":
+        target.write_bytes(target.read_bytes()[:-1] + b"?")
+    else:
+        options["force"] = ("target_gradient",)
+    before = snapshot(root, "stages/target_gradient/*")
+    with pytest.raises(InputError, match="would bring the composed epsilon to"):
+        run(recipe, root, **options)
+    assert snapshot(root, "stages/target_gradient/*") == before
+    assert len(releases(recipe, root)) == 1
+    larger = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"budget_epsilon": 9.0})})
+    run(larger, root, **options)
+    assert len(releases(recipe, root)) == 2
+
+
+def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
+    private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    run(tiny_recipe(), tmp_path)
+    unsafe = private_recipe({"unsafe_noise_seed": 1})
+    assert not run(unsafe, tmp_path).guarantee.safe
+    assert releases(unsafe, tmp_path) == []
+
+
+def test_the_discrete_sampler_is_charged_at_what_it_guarantees(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = private_recipe({"sampler": "discrete"})
+    record = run(recipe, tmp_path)
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.release.noise == "discrete-gaussian"
+    assert record.guarantee.composed_epsilon == pytest.approx(4.0, rel=1e-6)
+    assert "zero-concentrated" in record.guarantee.accountant
+
+
+def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_through_the_target_only(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same noisy target, one record more or less changes not a byte of the release."""
+    neighbour = tmp_path / "neighbour"
+    shutil.copytree(tiny_data, neighbour)
+    train = pd.read_parquet(neighbour / "train.parquet")
+    train.iloc[1:].to_parquet(neighbour / "train.parquet")
+
+    def same_target(self: object, mechanism: object) -> dict[int, torch.Tensor]:
+        random = torch.Generator().manual_seed(3)
+        return {label: torch.randn(2, 4, generator=random) for label in (0, 1)}
+
+    monkeypatch.setattr("gradmm_core.target_gradient.TargetSums.release", same_target)
+    monkeypatch.setattr("gradmm_core.target_gradient.TargetSums.cosines", lambda *_: {0: 0.0, 1: 0.0})
+    published = []
+    for name, data in {"one": tiny_data, "other": neighbour}.items():
+        record = run(private_recipe(data={"path": str(data)}), tmp_path / name)
+        assert record.stage("target_gradient").figures["records"]["0"] == 20 - (name == "other")
+        published.append(snapshot(tmp_path / name, f"runs/{record.run_id}/release/**/*"))
+    assert list(published[0]) == ["README.md", "train-00000-of-00001.parquet", "privacy.json", "recipe.yaml"]
+    assert published[0] == published[1]
+
+
+def test_private_records_reach_the_stages_that_are_named_here_and_no_others(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.context import TaskRunContext
+
+    readers = []
+    original = tasks.inputs.load_splits
+
+    def watched(*arguments: object) -> object:
+        context = TaskRunContext.get()
+        readers.append(context.task.name if context else "the flow itself")
+        return original(*arguments)  # pyright: ignore
+
+    monkeypatch.setattr(tasks.inputs, "load_splits", watched)
+    monkeypatch.setattr(tasks.inputs, "_splits", lambda *arguments: watched(*arguments))
+    monkeypatch.setattr(tasks.inputs._splits, "cache_clear", lambda: None, raising=False)
+    run(private_recipe(), tmp_path)
+    assert list(dict.fromkeys(readers)) == ["dataset_fingerprint", *READ_PRIVATE_DATA]
+
+
+def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(
+    private_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(tasks.inputs, "load_splits", stop)
+    with pytest.raises(Stop), caplog.at_level("INFO", logger="gradmm_core"):
+        run(private_recipe({"epsilon": 0.05, "declared_records": 20}), tmp_path)
+    lines = [record.getMessage() for record in caplog.records]
+    expected = [line for line in lines if line.startswith("expected cosine of noisy and clean target, ")]
+    assert len(expected) == 2
+    assert any(line.startswith("WARNING: most of this target will be noise") for line in lines)
+
+
+def test_figures_of_private_data_are_in_the_private_part_only(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    record = run(private_recipe(), tmp_path)
+    folder = tmp_path / "runs" / record.run_id
+    cosine = record.stage("target_gradient").figures["cosine"]["0"]
+    assert str(cosine) in (folder / "run.json").read_text()
+    published = json.loads((folder / "release" / "privacy.json").read_text())
+    assert published["releases"] == 1
+    for file in (folder / "release").rglob("*"):
+        assert file.is_dir() or str(cosine).encode() not in file.read_bytes()
+
+
+def snapshot(root: Path, pattern: str) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(root.glob(pattern)) if file.is_file()}
