@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from gradmm_core.clipped_sum import clipped_sum
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.full_gradient import example_gradient
@@ -84,7 +84,7 @@ def target_sums(
         class_texts = [texts[i] for i in data.of_class(label)]
         if settings.matching == "head":
             batches = _head_gradients(language_model, template, class_texts, label, settings, space)
-            sums[label], count = _clipped_sum(batches, clipping_norm, mechanism)
+            sums[label], count = clipped_sum(batches, clipping_norm, mechanism)
         else:
             sums[label], count = _sum_full(language_model, template, class_texts, label, clipping_norm)
         clipped += count
@@ -102,35 +102,6 @@ def target_sums(
     )
 
 
-class CanaryRelease:
-    """The clipping and the noise of a target's release, for canaries: dense gradients of the audit's making."""
-
-    #: Rows and columns of a canary: more coordinates than the audit has canaries, so that they can be orthogonal.
-    SHAPE = (4, 128)
-
-    def __init__(self, mechanism: GaussianMechanism) -> None:
-        self._mechanism = mechanism
-
-    @property
-    def dims(self) -> int:
-        return math.prod(self.SHAPE)
-
-    def sum_of(self, records: np.ndarray) -> np.ndarray:
-        """Of the records' clipped gradients (records x dims): by the code that sums those of real records."""
-        if not len(records):
-            return np.zeros(self.dims)
-        dense = torch.from_numpy(records).view(-1, *self.SHAPE)
-        # As factors: a one in row t of the residual, and row t of the gradient for its hidden state.
-        rows = torch.eye(self.SHAPE[0], dtype=torch.float64).expand(len(dense), -1, -1)
-        batches = iter([HeadGradients(rows, dense)])
-        total, _ = _clipped_sum(batches, self._mechanism.clipping_norm, self._mechanism)
-        return total.flatten().numpy()
-
-    def noise(self, count: int) -> np.ndarray:
-        """Of so many releases (count x dims)."""
-        return self._mechanism.noise((count, self.dims))
-
-
 @torch.no_grad()
 def _head_gradients(
     language_model: LanguageModel,
@@ -144,25 +115,6 @@ def _head_gradients(
     for rows in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
         batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
         yield space.project(head_gradients(language_model, batch).double(), label)
-
-
-def _clipped_sum(
-    batches: Iterator[HeadGradients], clipping_norm: float, mechanism: GaussianMechanism | None
-) -> tuple[Float[Tensor, "rows dimensions"], int]:
-    """In float64: a norm that is a rounding error too small would let a record through that is too large.
-
-    With the discrete sampler, of the records' vectors on its grid: such a sum is exact, in any order.
-    """
-    total, clipped = torch.zeros((), dtype=torch.float64), 0
-    for gradients in batches:
-        if mechanism is not None and mechanism.discrete:
-            scales = gradients.clip_scales(clipping_norm) * (1 - 1e-9)  # so that no rounding exceeds C
-            vectors = (gradients.materialise() * scales[:, None, None]).cpu().numpy()
-            total = total + torch.from_numpy(mechanism.quantise(vectors).sum(axis=0))
-        else:
-            total = total + gradients.clipped_sum(clipping_norm).cpu()
-        clipped += int((gradients.norms() > clipping_norm).sum())
-    return total, clipped
 
 
 def _sum_full(
