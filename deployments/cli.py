@@ -58,6 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_root(privacy)
     privacy.set_defaults(command=_privacy)
 
+    audit = commands.add_parser("audit", help="audit a recipe's noise mechanism with canaries; reads no data")
+    _add_recipe(audit)
+    audit.set_defaults(command=_audit)
+
+    publish = commands.add_parser("publish", help="upload a run's release folder to the Hugging Face hub")
+    publish.add_argument("run", type=Path, metavar="RUN", help="a run's folder, ROOT/runs/<time>-<recipe>")
+    publish.add_argument("--repo", required=True, metavar="OWNER/NAME", help="the data set repository")
+    publish.add_argument("--public", action="store_true", help="for everyone to see (default: private)")
+    publish.add_argument("--without-guarantee", action="store_true", help="though the run had no epsilon")
+    publish.set_defaults(command=_publish)
+
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("--show", metavar="RECIPE", help="print all settings of one recipe")
     recipes.set_defaults(command=_recipes)
@@ -131,6 +142,44 @@ def _privacy(options: argparse.Namespace) -> int:
 
     recipe = load_recipe(find_recipe(options.recipe), options.overrides)
     print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
+    return OK
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from deployments.recipe_files import find_recipe
+    from deployments.summary import print_audit
+    from gradmm_core.clipped_sum import CanaryRelease
+    from gradmm_core.mechanism_audit import mechanism_audit
+    from gradmm_core.privacy import gaussian_mechanism
+    from gradmm_core.recipe import load_recipe
+
+    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    mechanism, settings = gaussian_mechanism(recipe.privacy), recipe.mechanism_audit
+    if mechanism is None:
+        raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
+    audit = mechanism_audit(
+        CanaryRelease(mechanism),
+        mechanism,
+        settings.draws_of(mechanism.sampler),
+        settings.canaries,
+        settings.guesses,
+        settings.confidence,
+        recipe.seed,
+    )
+    print_audit(audit, mechanism)
+    return OK if audit.passes else OURS
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from gradmm_core.publish import publish_release
+
+    url = publish_release(
+        options.run / "release",
+        options.repo,
+        private=not options.public,
+        without_guarantee=options.without_guarantee,
+    )
+    print(url)
     return OK
 
 

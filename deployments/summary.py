@@ -8,6 +8,7 @@ from rich.table import Table
 from gradmm_core.artifacts import Root
 from gradmm_core.errors import InputError
 from gradmm_core.ledger import Ledger, release_of
+from gradmm_core.mechanism_audit import MechanismAudit
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord, StageRecord
@@ -70,6 +71,35 @@ def print_privacy(recipe: Recipe, ledger: Ledger) -> None:
     )
     console.print(
         f"the next one: {_next_release(recipe, ledger, mechanism, budget)}", highlight=False, soft_wrap=True
+    )
+
+
+def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
+    """What each test certified, next to what it can see at all."""
+    console = Console()
+    tests = (audit.repeated_draws, audit.one_run)
+    table = Table(
+        title=f"audit of epsilon {mechanism.epsilon:g}, delta {mechanism.delta:.3g}", title_justify="left"
+    )
+    for heading in ("", *(test.test for test in tests)):
+        table.add_column(heading)
+    rows = {
+        "releases": [f"{2 * audit.repeated_draws.draws} (half with a canary)", "1"],
+        "canaries": [str(test.canaries) for test in tests],
+        "right guesses": ["", f"{audit.one_run.correct} of {audit.one_run.guesses}"],
+        "epsilon is at least": [f"{test.certified_epsilon:.3f}" for test in tests],
+        "expected of a correct one": [f"{test.expected_certified_epsilon:.3f}" for test in tests],
+        "area under the ROC curve": [f"{test.auc:.3f}" for test in tests],
+        "TPR at 1% FPR": [f"{test.tpr_at_1_fpr:.2%}" for test in tests],
+        "TPR at 0.1% FPR": [f"{test.tpr_at_01_fpr:.2%}" for test in tests],
+    }
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    console.print(table)
+    console.print(
+        f"{'passed' if audit.passes else 'FAILED: it leaks more than it claims'}, at a confidence of "
+        f"{audit.one_run.confidence:g} for each test",
+        highlight=False,
     )
 
 

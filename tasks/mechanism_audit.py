@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gradmm_core.clipped_sum import CanaryRelease
 from gradmm_core.mechanism_audit import mechanism_audit as audit
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import MechanismAuditSettings
-from gradmm_core.target_gradient import CanaryRelease
 from tasks.stage import Outcome, RunContext, stage_task
 
 

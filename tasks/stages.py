@@ -22,8 +22,8 @@ def _core(*names: str) -> tuple[str, ...]:
 
 
 _MODEL = _core("language_model", "template", "head_gradient")
-_FULL_GRADIENT = _core("full_gradient", "matching")
 _SPACE = _core("vocabulary", "opening", "public_text", "target_space")
+_FULL_GRADIENT = _core("full_gradient", "matching")
 _SCORING = (*_MODEL, *_core("classification"))
 _FINETUNING = (*_SCORING, *_core("data", "filters", "finetune_eval"), "tasks.finetuning")
 
@@ -43,7 +43,7 @@ STAGES: dict[str, Stage] = {
             *_MODEL,
             *_FULL_GRADIENT,
             *_SPACE,
-            *_core("data", "privacy", "target_gradient", "target_table"),
+            *_core("clipped_sum", "data", "privacy", "target_gradient", "target_table"),
             "tasks.target_gradient",
         ),
     ),
@@ -56,7 +56,7 @@ STAGES: dict[str, Stage] = {
     "mechanism_audit": Stage(
         1,
         (
-            *_core("head_gradient", "privacy", "target_gradient", "mechanism_audit", "mia_audit"),
+            *_core("clipped_sum", "head_gradient", "mechanism_audit", "mia_audit", "privacy"),
             "tasks.mechanism_audit",
         ),
     ),

@@ -45,6 +45,7 @@ PLANTED = {
     "advantage": 0.02837,
     "auc": 0.51779,
     "records": 48731,
+    "copies": 90417,
     "data_digest": "d1ge57ofpr1va7eda7a",
     "path": "/private/where-the-data-lies",
     "hub": "acme/patients-2024",
@@ -136,7 +137,37 @@ def run_record(labels: dict[int, str], rows: int, model_revision: str | None = N
             "detectable_advantage": 0.1763,
             "test_records": 100,
         },
+        "memorisation": {
+            **{
+                f"{measure}_{side}_{statistic}": 2.25
+                for measure in ("nearest", "longest_run", "longest_substring")
+                for side in ("member", "non_member")
+                for statistic in ("mean", "max")
+            },
+            # No text is long enough to have an 8-gram.
+            **{
+                f"ngram_overlap_{side}_{statistic}": None
+                for side in ("member", "non_member")
+                for statistic in ("mean", "max")
+            },
+            "copies_of_any_member": PLANTED["copies"],
+            "share_nearer_member": 0.625,
+            "sign_test_p": 0.0213,
+        },
     }
+    if recipe.privacy.epsilon is not None:
+        figures["mechanism_audit"] = {
+            "claimed_epsilon": recipe.privacy.epsilon,
+            "confidence": 0.999,
+            "draws": 100_000,
+            "certified_epsilon": 0.0123,
+            "expected_certified_epsilon": 0.0111,
+            "one_run_certified_epsilon": 0.0,
+            "one_run_expected_certified_epsilon": 0.0022,
+            "auc": 0.505,
+            "tpr_at_1_fpr": 0.0107,
+            "tpr_at_01_fpr": 0.0011,
+        }
     stages = [
         StageRecord(
             stage=stage,

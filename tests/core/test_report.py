@@ -143,6 +143,18 @@ def test_figures_of_every_stage_appear(tmp_path: Path, private_run: RunRecord, t
     assert "2025-01-02 03:04 UTC" in words
 
 
+def test_audit_of_the_mechanism_and_memorisation_have_tables_of_their_own(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    words = report(tmp_path, private_run, texts).words
+    assert "by 100,000 draws with a canary, and as many without 0.012 (expected 0.011)" in words
+    assert f"Copies of any member: {PLANTED['copies']}" in words
+    assert "longest run in words 2.2 (2.2) 2.2 (2.2)" in words
+    assert "share of 8-grams – –" in words
+    assert "nearer to it 62.5% 37.5%" in words
+    assert "Sign test: p = 0.021" in words
+
+
 def test_sentences_shown_are_the_ten_best_and_the_five_worst(tmp_path: Path, private_run: RunRecord) -> None:
     texts = texts_of(SENTIMENT, [f"film number {i:02d}." for i in range(12)]).sample(frac=1, random_state=0)
     words = report(tmp_path, private_run, texts).words
