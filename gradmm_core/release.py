@@ -115,6 +115,7 @@ def guarantee_table(recipe: Recipe, guarantee: Guarantee) -> list[tuple[str, str
         ("sigma of the noise, per coordinate", _number(guarantee.sigma, ".6g")),
         ("C, the clipping norm", _number(guarantee.clipping_norm, "g")),
         ("sensitivity", _number(guarantee.sensitivity, "g")),
+        ("target space", _target_space(recipe)),
         ("sampler of the noise", guarantee.sampler or "none"),
         ("number of releases from these data", str(guarantee.releases)),
         ("epsilon of all releases together", _number(guarantee.composed_epsilon, ".4g")),
@@ -144,6 +145,12 @@ def _calibration(guarantee: Guarantee) -> str:
     if guarantee.calibration == "paper":
         return "paper: sqrt(2 log(1.25 / delta)) / epsilon, which is proved for epsilon up to 1 only"
     return guarantee.calibration or "none"
+
+
+def _target_space(recipe: Recipe) -> str:
+    settings = recipe.target_gradient
+    size = f" of {settings.subspace_dimensions} dimensions" if settings.space == "public-subspace" else ""
+    return f"{settings.space}{size}{', centred on the gradient of public text' if settings.centred else ''}"
 
 
 def _assumed_public(recipe: Recipe) -> str:

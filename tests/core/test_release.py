@@ -322,7 +322,10 @@ def test_card_gives_every_term_of_the_guarantee(
         ("sensitivity", "1"),
         ("sigma of the noise, per coordinate", f"{promise.sigma:.6g}"),
         ("C, the clipping norm", "1"),
-        ("number of releases", "1"),
+        ("target space", "full"),
+        ("sampler of the noise", "floating-point"),
+        ("number of releases from these data", "1"),
+        ("epsilon of all releases together", "0.05"),
         ("accountant", promise.accountant),
         ("calibration of sigma", "analytic"),
     ]:
