@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from deployments.recipe_files import find_recipe
 from flows.distil import response_template
-from gradmm_core.data import LabelledTexts, load_splits
+from gradmm_core.data import Splits, load_splits
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel, load_language_model, resolve_model
 from gradmm_core.privacy import GaussianMechanism
@@ -65,34 +65,40 @@ class Bench:
     recipe: Recipe
     language_model: LanguageModel
     template: TokenisedTemplate
-    train: LabelledTexts
+    splits: Splits
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Signal in private targets")
-    parser.add_argument("recipe")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--set", dest="overrides", action="append", default=[])
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.05, 0.5, 1.0, 4.0])
-    parser.add_argument("--delta", type=float, default=1e-4)
+    add_arguments(parser)
     parser.add_argument("--records", nargs="+", default=["500", "4000", "all"], help="of each class")
-    parser.add_argument("--clipping-norm", type=float, default=1.0)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-
-    values = [f"data.path={options.data}", f"model.name={options.model}", *options.overrides]
-    recipe = load_recipe(find_recipe(options.recipe), values)
-    language_model = load_language_model(resolve_model(recipe.model))
-    template = tokenise_template(language_model, response_template(recipe))
-    train = load_splits(recipe.data, template.labels, recipe.seed).train
-    bench = Bench(recipe, language_model, template, train)
+    bench = bench_of(options)
 
     counts = [None if count == "all" else int(count) for count in options.records]
     rows = list(measure(bench, counts, options.epsilons, options.delta, options.clipping_norm))
     print(markdown(rows, options.epsilons))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.05, 0.5, 1.0, 4.0])
+    parser.add_argument("--delta", type=float, default=1e-4)
+    parser.add_argument("--clipping-norm", type=float, default=1.0)
+    parser.add_argument("--json", type=Path)
+
+
+def bench_of(options: argparse.Namespace) -> Bench:
+    values = [f"data.path={options.data}", f"model.name={options.model}", *options.overrides]
+    recipe = load_recipe(find_recipe(options.recipe), values)
+    language_model = load_language_model(resolve_model(recipe.model))
+    template = tokenise_template(language_model, response_template(recipe))
+    return Bench(recipe, language_model, template, load_splits(recipe.data, template.labels, recipe.seed))
 
 
 def measure(
@@ -142,6 +148,10 @@ class Records:
             for label in bench.template.labels
         }
 
+    def count(self, label: int) -> int:
+        """How many there are of a class."""
+        return sum(len(batch.hidden) for batch in self._kept[label])
+
     def clipped_sums(self, space: TargetSpace, clipping_norm: float) -> dict[int, Tensor]:
         """Of each class, in the space."""
         in_rows = replace(space, rows=None)  # what was kept has no other rows
@@ -156,10 +166,10 @@ class Records:
 
     def _read(self, label: int) -> Iterator[HeadGradients]:
         bench = self._bench
-        rows = np.random.default_rng(0).permutation(bench.train.of_class(label))[: self._count]
+        rows = np.random.default_rng(0).permutation(bench.splits.train.of_class(label))[: self._count]
         tokens = tokenise_texts(
             bench.language_model.tokenizer,
-            [bench.train.texts[row] for row in rows],
+            [bench.splits.train.texts[row] for row in rows],
             bench.template.max_text_tokens,
             "train",
         )

@@ -121,6 +121,7 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
                 "category": categories[shard.label],
                 "shard": shard,
                 "text_tokens": text_tokens(recipe, shard.label, target),
+                "records": records(recipe, shard.label, target),
                 "matching": recipe.target_gradient,
                 "settings": recipe.generation,
                 "seed": recipe.seed,
@@ -220,3 +221,13 @@ def text_tokens(recipe: Recipe, label: int, target: StageArtifact) -> int:
     if recipe.generation.text_tokens == "auto":
         return max(1, round(target.figures["text_tokens"][str(label)]))
     return recipe.generation.text_tokens
+
+
+def records(recipe: Recipe, label: int, target: StageArtifact) -> float | None:
+    """How many records a class has: by declaration in a private run. None if texts match the target as it is."""
+    if not recipe.target_gradient.centred or recipe.generation.matches == "difference":
+        return None
+    if recipe.privacy.epsilon is None:
+        return target.figures["records"][str(label)]
+    assert recipe.privacy.declared_records is not None  # the recipe's validation asked for it
+    return recipe.privacy.declared_records / len(recipe.classes)

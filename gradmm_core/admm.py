@@ -20,10 +20,10 @@ Embedding = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class AdmmResult:
-    """Projected texts and how they came about.
+class GenerationResult:
+    """Texts and how they came about.
 
-    `losses` belong to `token_ids`; `history[t]` are the matching losses of the projection at iteration t.
+    `losses` belong to `token_ids`; `history[t]` are the matching losses of what was tried at iteration t.
     """
 
     token_ids: Int[Tensor, "batch tokens"]
@@ -48,7 +48,7 @@ def admm(
     start: Int[Tensor, "batch tokens"],
     settings: AdmmSettings,
     iterations: Iterable[int],
-) -> AdmmResult:
+) -> GenerationResult:
     """Solves one independent problem per row: min_X f(X) subject to X being the embeddings of readable text.
 
         Z <- P(X + L / rho)
@@ -86,8 +86,8 @@ def admm(
     last = _losses(objective, embed(ids))
     history.append(best.update(ids, last))
     if settings.keep == "last":
-        return AdmmResult(ids, last, torch.stack(history))
-    return AdmmResult(best.ids, best.losses, torch.stack(history))
+        return GenerationResult(ids, last, torch.stack(history))
+    return GenerationResult(best.ids, best.losses, torch.stack(history))
 
 
 @dataclass

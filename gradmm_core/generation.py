@@ -11,12 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from gradmm_core.admm import AdmmResult, Objective, admm, best_draws
+from gradmm_core.admm import GenerationResult, Objective, admm, best_draws
 from gradmm_core.full_gradient import FullGradientMatching
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
+from gradmm_core.opening import Opening
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.projection import Projector
+from gradmm_core.rerank import rerank
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
 from gradmm_core.target_space import TargetSpace
 from gradmm_core.template import TokenisedTemplate, tokenise_texts
@@ -70,13 +72,22 @@ def generate(
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
     allowed = allowed_tokens(language_model, settings.projection.language)
-    project = Projector(language_model, allowed, instruction, settings.projection)
     numbers = range(shard.start, shard.start + shard.count)
+    title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
+    if settings.method == "rerank":
+        opening = Opening(language_model, instruction)
+        results = [
+            rerank(
+                language_model, objective, allowed, opening, text_tokens, settings.rerank, _seed(seed, shard, n)
+            )
+            for n in tqdm(numbers, desc=title, unit="text", disable=None, leave=False)
+        ]
+        return _frame(language_model, template, objective, results, numbers, shard, label_name, settings)
+    project = Projector(language_model, allowed, instruction, settings.projection)
     results = []
     for begin in range(0, shard.count, settings.batch_size):
         batch = numbers[begin : begin + settings.batch_size]
         draws = _random_texts(allowed, seed, shard.label, batch, settings.admm.initial_draws, text_tokens)
-        title = f"generation, {label_name} {batch[0]}-{batch[-1]}"
         results.append(_solve(language_model, objective, project, draws, settings, title))
     return _frame(language_model, template, objective, results, numbers, shard, label_name, settings)
 
@@ -88,13 +99,17 @@ def _solve(
     draws: Int[Tensor, "batch draws tokens"],
     settings: GenerationSettings,
     title: str,
-) -> AdmmResult:
+) -> GenerationResult:
     def embed(ids: Tensor) -> Float[Tensor, "*shape hidden"]:
         return language_model.embed(ids).to(language_model.head_dtype)
 
     start = best_draws(objective, embed, draws)
     with tqdm(range(settings.admm.iterations), desc=title, unit="iteration", disable=None, leave=False) as bar:
         return admm(objective, project, embed, start, settings.admm, bar)
+
+
+def _seed(seed: int, shard: Shard, number: int) -> int:
+    return int(np.random.SeedSequence([seed, shard.label, number]).generate_state(1)[0])
 
 
 def _random_texts(
@@ -115,7 +130,7 @@ def _frame(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     objective: Objective,
-    results: list[AdmmResult],
+    results: list[GenerationResult],
     numbers: range,
     shard: Shard,
     label_name: str,
@@ -134,10 +149,17 @@ def _frame(
             "matching_loss": _released_losses(language_model, objective, released),
             "log_perplexity": log_perplexities(language_model, released),
             "shard": shard.index,
-            "steps": settings.admm.iterations * settings.admm.inner_steps + settings.admm.initial_steps,
+            "steps": _steps(settings),
             "loss_history": torch.cat([r.history for r in results], dim=1).T.tolist(),
         }
     )
+
+
+def _steps(settings: GenerationSettings) -> int:
+    """Gradient steps per example."""
+    if settings.method == "rerank":
+        return 0
+    return settings.admm.iterations * settings.admm.inner_steps + settings.admm.initial_steps
 
 
 @torch.no_grad()

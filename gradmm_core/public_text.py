@@ -15,18 +15,17 @@ from gradmm_core.vocabulary import AllowedTokens
 def write_texts(
     language_model: LanguageModel,
     allowed: AllowedTokens,
-    instruction: str,
+    opening: Opening,
     count: int,
     tokens: int,
     seed: int,
     top_k: int = 200,
     batch_size: int = 256,
 ) -> Int[Tensor, "count tokens"]:
-    """Samples texts of allowed tokens, each token among the `top_k` likeliest (temperature 1).
+    """Samples texts that go on from an opening, each token among the `top_k` likeliest allowed (temperature 1).
 
     The first token is one that may start a text. The same seed gives the same texts on the same machine.
     """
-    opening = Opening(language_model, instruction)
     head = language_model.head[allowed.ids]
     random = torch.Generator().manual_seed(seed)
     parts = []

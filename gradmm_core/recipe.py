@@ -74,10 +74,9 @@ class Recipe(Settings):
             raise ValueError("data: neither data.path nor data.hub is set")
         if self.data.train_split in (self.data.validation_split, self.data.test_split):
             raise ValueError("data.train_split: also named as the validation or test split")
-        if self.target_gradient.matching == "full-gradient" and (
-            self.target_gradient.centred or self.target_gradient.space != "full"
-        ):
-            raise ValueError("target_gradient.space: the full gradient has no other space, and no centre")
+        matching = self.target_gradient
+        if matching.matching == "full-gradient" and (matching.centred or matching.space != "full"):
+            raise ValueError("target_gradient.space: the full gradient needs space=full and centred=false")
         if self.privacy.epsilon is not None:
             self._check_private()
         return self
@@ -91,6 +90,9 @@ class Recipe(Settings):
             raise ValueError("data.max_per_class: one more record would push another out; use all")
         if self.target_gradient.matching == "full-gradient":
             raise ValueError("target_gradient.matching: the full gradient is an ablation without privacy")
+        by_size = self.target_gradient.centred and self.generation.matches == "mean"
+        if by_size and self.privacy.declared_records is None:
+            raise ValueError("privacy.declared_records: none, and generation.matches='mean' needs the data's size")
         if self.privacy.sampler == "discrete":
             self._check_discrete()
 

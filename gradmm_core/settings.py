@@ -118,14 +118,14 @@ class TargetGradientSettings(Settings):
         description="Gradient of the output head (closed form), or of all parameters (slow ablation).",
     )
     space: Literal["full", "label-rows", "public-subspace"] = Field(
-        default="full",
+        default="public-subspace",
         description="The whole head (the paper), its rows of the response tokens, or these rows on the leading "
         "directions of the hidden states of public text.",
     )
     subspace_dimensions: Count = Field(default=16, description="k: directions kept by 'public-subspace'.")
     centred: bool = Field(
-        default=False,
-        description="Match what the data add to the gradient that the model's own, public text has.",
+        default=True,
+        description="Release what the data add to the gradient that the model's own, public text has.",
     )
     public_texts: Count = Field(default=1000, description="Texts of each class that the model writes itself.")
     public_text_tokens: Count = 25
@@ -155,6 +155,13 @@ class AdmmSettings(Settings):
     keep: Literal["best", "last"] = Field(default="best", description="'last' is the paper's choice.")
 
 
+class RerankSettings(Settings):
+    """Texts that the model writes from the instruction; of each example's draws the best match is kept."""
+
+    draws: Count = Field(default=40, description="Texts written for each that is kept.")
+    top_k: Count = Field(default=200, description="Each token is drawn from so many likeliest ones.")
+
+
 class ProjectionSettings(Settings):
     """From embeddings back to readable tokens."""
 
@@ -172,12 +179,19 @@ class GenerationSettings(Settings):
     # How many texts and how long reach each shard as numbers of its own.
     runtime_fields = frozenset({"batch_size", "shard_size", "per_class", "text_tokens"})
 
-    method: Literal["admm"] = "admm"
+    method: Literal["admm", "rerank"] = Field(
+        default="admm", description="Algorithm 1 of the paper, or the best of many texts that the model writes."
+    )
+    matches: Literal["mean", "difference"] = Field(
+        default="mean",
+        description="If the target is centred: texts match the mean gradient that follows, or the target itself.",
+    )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(
         default=20, description="'auto': the class's mean; not in private runs."
     )
     admm: AdmmSettings = AdmmSettings()
+    rerank: RerankSettings = RerankSettings()
     projection: ProjectionSettings = ProjectionSettings()
     shard_size: Count = Field(default=25, description="Examples per shard: what a crash can lose.")
     batch_size: Count = Field(default=100, description="Examples optimised side by side.")

@@ -10,6 +10,7 @@ gradient G (vocab x width) is mapped to fewer coordinates before it is clipped:
 The public material is text that the model itself writes from the recipe's instructions. Most of a class's gradient
 is what that text has too. With `centred`, each example's gradient has the mean gradient of the class's public text
 taken off before it is clipped: what is left is what the data add, and all of the noise's budget is spent on that.
+Texts then match the mean gradient that follows (`mean_gradient`), or the difference alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.opening import Opening
 from gradmm_core.public_text import write_texts
 from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
@@ -52,6 +54,20 @@ class TargetSpace:
             hidden = hidden @ self.basis.to(hidden)
         centre = self.centres.get(label)
         return HeadGradients(residual, hidden, None if centre is None else centre.to(hidden))
+
+    def mean_gradient(
+        self, difference: Float[Tensor, "rows dimensions"], label: int, records: float, clip_scale: float
+    ) -> Float[Tensor, "rows dimensions"]:
+        """The data's mean gradient, from the released sum of clipped differences to the centre.
+
+        Args:
+            records: of the class, or what was declared of them.
+            clip_scale: what clipping leaves of a difference, as `PublicStatistics` has it.
+        """
+        return self.centres[label] + difference / (records * clip_scale)
+
+    def without_centres(self) -> TargetSpace:
+        return replace(self, centres={})
 
 
 #: The whole head, about no centre: the paper's.
@@ -88,7 +104,9 @@ def public_texts(
     allowed = allowed_tokens(language_model, "any")
     tokens = min(settings.public_text_tokens, template.max_text_tokens)
     return {
-        label: write_texts(language_model, allowed, words, settings.public_texts, tokens, SEED).tolist()
+        label: write_texts(
+            language_model, allowed, Opening(language_model, words), settings.public_texts, tokens, SEED
+        ).tolist()
         for label, words in instructions.items()
     }
 

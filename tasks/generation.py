@@ -26,18 +26,28 @@ def generation_shard(
     category: ClassSettings,
     shard: Shard,
     text_tokens: int,
+    records: float | None,
     matching: TargetGradientSettings,
     settings: GenerationSettings,
     seed: int,
 ) -> Outcome:
-    """Some of one class's texts."""
+    """Some of one class's texts.
+
+    `records` is how many the class has, as far as that may be known: None unless the target is matched as a mean.
+    """
     attention = "sdpa" if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
+    matched = matrix_of(target.read_table(), category.label)
+    where = from_table(space and space.read_table(), template, matching, language_model.device)
+    if space and records is not None:
+        clip_scale = space.figures["public"][str(category.label)]["clip_scale"]
+        matched = where.mean_gradient(matched.to(language_model.device), category.label, records, clip_scale)
+        where = where.without_centres()
     texts = generate(
         language_model,
         template,
-        matrix_of(target.read_table(), category.label),
-        from_table(space and space.read_table(), template, matching, language_model.device),
+        matched,
+        where,
         category.instruction,
         category.name,
         shard,

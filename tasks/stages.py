@@ -31,7 +31,7 @@ _GENERATION = (
     *_MODEL,
     *_FULL_GRADIENT,
     *_SPACE,
-    *_core("projection", "admm", "perplexity", "generation", "target_table", "filters"),
+    *_core("projection", "admm", "rerank", "perplexity", "generation", "target_table", "filters"),
     "tasks.generation",
 )
 

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from gradmm_core.generation import Shard, generate, plan_shards
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.perplexity import log_perplexities
-from gradmm_core.settings import AdmmSettings, GenerationSettings, ProjectionSettings, TargetGradientSettings
+from gradmm_core.settings import (
+    AdmmSettings,
+    GenerationSettings,
+    ProjectionSettings,
+    RerankSettings,
+    TargetGradientSettings,
+)
 from gradmm_core.target_space import FULL
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 
@@ -105,3 +111,22 @@ def test_log_perplexity_is_the_models_own_loss(phi: LanguageModel) -> None:
     for ids, value in zip(sentences, ours, strict=True):
         with_start = torch.tensor([[phi.tokenizer.bos_token_id, *ids]])
         assert value == pytest.approx(float(phi.model(input_ids=with_start, labels=with_start).loss), rel=1e-6)
+
+
+def test_reranking_keeps_the_best_of_each_examples_draws_whatever_the_shards(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    rerank = {"method": "rerank", "rerank": RerankSettings(draws=7, top_k=50)}
+    whole = texts(phi, template, Shard(1, 0, 0, 5), **rerank)
+    parts = [texts(phi, template, shard, **rerank) for shard in (Shard(1, 0, 0, 2), Shard(1, 1, 2, 3))]
+    pd.testing.assert_frame_equal(
+        whole.drop(columns="shard"), pd.concat(parts, ignore_index=True).drop(columns="shard")
+    )
+    assert whole["steps"].tolist() == [0] * 5
+    for history, loss in zip(whole["loss_history"], whole["matching_loss"], strict=True):
+        assert len(history) == 7
+        assert len(set(history)) > 1
+        assert loss == pytest.approx(min(history), abs=0.2)  # the released text may be tokenised in another way
+    assert texts(phi, template, Shard(1, 0, 0, 5), seed=1, **rerank)["text"].tolist() != whole["text"].tolist()
+    more = texts(phi, template, Shard(1, 0, 0, 5), method="rerank", rerank=RerankSettings(draws=70, top_k=50))
+    assert more["matching_loss"].mean() < whole["matching_loss"].mean()

@@ -326,7 +326,7 @@ def test_nobody_else_gets_the_lock_from_the_check_to_the_end_of_a_charge(
 
         def refused_elsewhere(*_: object) -> float:
             with pytest.raises(InputError, match=told):
-                other_thread.submit(ledger.entries).result()
+                other_thread.submit(ledger.adopt, "k1", DIGEST).result()
             return 0.5
 
         monkeypatch.setattr(ledger_module, "composed_epsilon", refused_elsewhere)
@@ -340,7 +340,7 @@ def test_nobody_else_gets_the_lock_from_the_check_to_the_end_of_a_charge(
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("")
     with pytest.raises(InputError, match="the privacy ledger cannot be written"):
-        Ledger.of(tmp_path, "data").entries()
+        Ledger.of(tmp_path, "data").adopt("k1", DIGEST)
 
 
 # Processes

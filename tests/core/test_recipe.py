@@ -75,7 +75,7 @@ def test_an_override_takes_a_yaml_value(minimal: Path, override: str, value: Any
 
 
 def test_a_block_can_be_overridden_as_a_whole(minimal: Path) -> None:
-    recipe = load_recipe(minimal, ["privacy={epsilon: 0.5, delta: 1e-5}"])
+    recipe = load_recipe(minimal, ["privacy={epsilon: 0.5, delta: 1e-5, declared_records: 500}"])
     assert (recipe.privacy.epsilon, recipe.privacy.delta) == (0.5, 1e-5)
 
 
@@ -219,7 +219,11 @@ def test_settings_that_contradict_each_other_are_refused(
     [
         ("generation.text_tokens=auto", "generation.text_tokens: 'auto' reads the private texts"),
         ("data.max_per_class=100", "data.max_per_class: one more record would push another out"),
-        ("target_gradient.matching=full-gradient", "target_gradient.matching: the full gradient is an abl"),
+        (
+            "target_gradient={matching: full-gradient, space: full, centred: false}",
+            "target_gradient.matching: the full gradient is an abl",
+        ),
+        ("target_gradient.batch_size=7", "privacy.declared_records: none, and generation.matches='mean' needs"),
     ],
 )
 def test_a_private_run_refuses_what_reads_or_couples_private_records(
@@ -227,6 +231,36 @@ def test_a_private_run_refuses_what_reads_or_couples_private_records(
 ) -> None:
     load_recipe(minimal, [override])
     assert message in refusal(minimal, override, "privacy.epsilon=1", "privacy.delta=1e-5")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["target_gradient.space=full"], "privacy.sampler: 'discrete' is for small target spaces"),
+        (["privacy.unsafe_noise_seed=1"], "privacy.sampler: the discrete sampler takes no seed"),
+        (["privacy.calibration=paper"], "privacy.sampler: the paper's formula is not for the discrete sampler"),
+    ],
+)
+def test_the_discrete_sampler_refuses_what_it_cannot_keep(
+    minimal: Path, overrides: list[str], message: str
+) -> None:
+    discrete = ["privacy={epsilon: 0.5, declared_records: 500, sampler: discrete}"]
+    load_recipe(minimal, discrete)
+    assert message in refusal(minimal, *discrete, *overrides)
+
+
+def test_releases_are_counted_by_where_the_data_come_from(minimal: Path, tmp_path: Path) -> None:
+    hub = ["data={hub: acme/reviews, hub_config: en}"]
+    assert load_recipe(minimal, hub).ledger == "acme/reviews/en"
+    here = load_recipe(minimal, [f"data={{path: {tmp_path}}}"])
+    there = load_recipe(minimal, [f"data={{path: {tmp_path}/../{tmp_path.name}}}"])
+    assert here.ledger == there.ledger == str(tmp_path.resolve())
+    assert load_recipe(minimal, [*hub, "privacy.ledger=patients"]).ledger == "patients"
+
+
+def test_the_full_gradient_has_no_other_space(minimal: Path) -> None:
+    message = "target_gradient.space: the full gradient needs space=full and centred=false"
+    assert message in refusal(minimal, "target_gradient.matching=full-gradient")
 
 
 def test_setting_names_are_those_that_overrides_take() -> None:

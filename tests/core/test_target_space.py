@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
+from gradmm_core.opening import Opening
 from gradmm_core.public_text import write_texts
 from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_space import (
@@ -113,7 +114,7 @@ def made(
 
 def public_gradients(phi: LanguageModel, template: TokenisedTemplate, label: int) -> HeadGradients:
     allowed = allowed_tokens(phi, "any")
-    texts = write_texts(phi, allowed, INSTRUCTIONS[label], 12, 6, 0).tolist()
+    texts = write_texts(phi, allowed, Opening(phi, INSTRUCTIONS[label]), 12, 6, 0).tolist()
     return head_gradients(phi, make_batch(template, texts, [label] * 12, phi.device))
 
 
@@ -161,7 +162,7 @@ def test_a_space_survives_its_table(
 
 
 def test_the_whole_head_needs_no_table(template: TokenisedTemplate, phi: LanguageModel) -> None:
-    assert from_table(None, template, TargetGradientSettings(), phi.device) == FULL
+    assert from_table(None, template, TargetGradientSettings(space="full"), phi.device) == FULL
 
 
 def test_rows_are_those_of_all_response_tokens_once(phi: LanguageModel) -> None:
@@ -187,15 +188,15 @@ def test_generation_matches_in_the_space_of_the_target(phi: LanguageModel, templ
 
 def test_public_text_is_allowed_repeatable_and_continues_its_instruction(phi: LanguageModel) -> None:
     allowed = allowed_tokens(phi, "english")
-    first = write_texts(phi, allowed, "a bad day :\n", 40, 5, seed=0, batch_size=7)
-    again = write_texts(phi, allowed, "a bad day :\n", 40, 5, seed=0, batch_size=7)
-    other = write_texts(phi, allowed, "a bad day :\n", 40, 5, seed=1, batch_size=7)
+    first = write_texts(phi, allowed, Opening(phi, "a bad day :\n"), 40, 5, seed=0, batch_size=7)
+    again = write_texts(phi, allowed, Opening(phi, "a bad day :\n"), 40, 5, seed=0, batch_size=7)
+    other = write_texts(phi, allowed, Opening(phi, "a bad day :\n"), 40, 5, seed=1, batch_size=7)
     assert first.shape == (40, 5)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.isin(first, allowed.ids).all()
     assert torch.isin(first[:, 0], allowed.starting_ids).all()
-    greedy = write_texts(phi, allowed, "a bad day :\n", 1, 5, seed=0, top_k=1)[0]
+    greedy = write_texts(phi, allowed, Opening(phi, "a bad day :\n"), 1, 5, seed=0, top_k=1)[0]
     context = [*phi.prefix_ids, *phi.encode("a bad day :\n")]
     for j, token in enumerate(greedy.tolist()):
         hidden = phi.hidden_states(input_ids=torch.tensor([[*context, *greedy[:j].tolist()]]))[:, -1]
@@ -203,3 +204,20 @@ def test_public_text_is_allowed_repeatable_and_continues_its_instruction(phi: La
         if j == 0:
             logits[~allowed.starts_text] = -torch.inf
         assert token == int(allowed.ids[logits.argmax()])
+
+
+def test_the_mean_gradient_follows_from_the_released_differences(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    """Exactly where nothing is clipped; and in direction where everything is clipped alike."""
+    space, _ = made(phi, template, space="label-rows", centred=True)
+    texts = [phi.encode(text) for text in ("the soup was warm", "rude staff", "fresh bread .")]
+    gradients = head_gradients(phi, make_batch(template, texts[:1] * 3, [1] * 3, phi.device))
+    plain = space.without_centres()
+    expected = plain.project(gradients, 1).materialise().mean(dim=0)
+    unclipped = space.project(gradients, 1).clipped_sum(None)
+    assert torch.allclose(space.mean_gradient(unclipped, 1, records=3.0, clip_scale=1.0), expected)
+    scale = float(space.project(gradients, 1).clip_scales(1e-3)[0])
+    assert scale < 1
+    clipped = space.project(gradients, 1).clipped_sum(1e-3)
+    assert torch.allclose(space.mean_gradient(clipped, 1, records=3.0, clip_scale=scale), expected)

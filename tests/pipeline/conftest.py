@@ -55,6 +55,8 @@ def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
             {"label": 1, "name": "good", "verbaliser": " good", "instruction": "a good day :\n"},
         ],
         "model": {"name": model.name},
+        # Where nothing but the data decides the target; the tests of the privacy promise have other spaces.
+        "target_gradient": {"space": "full", "centred": False},
         "generation": {
             "per_class": 4,
             "shard_size": 2,

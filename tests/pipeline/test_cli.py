@@ -14,6 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -218,7 +219,7 @@ def test_a_finished_run_prints_its_table(
     ):
         assert word in finished.out
     assert "No privacy guarantee" in finished.out
-    assert gradmm("run", recipe_file, "--root", tmp_path / "root").out.count(" cached ") == 7
+    assert gradmm("run", recipe_file, "--root", tmp_path / "root").out.count(" cached ") == 8
 
 
 def test_recipes_lists_and_shows_them() -> None:
@@ -226,3 +227,72 @@ def test_recipes_lists_and_shows_them() -> None:
     assert listed.status == 0
     assert {"demo", "sst2", "imdb"} <= {line.split()[0] for line in listed.out.splitlines()}
     assert yaml.safe_load(gradmm("recipes", "--show", "demo").out)["name"] == "demo"
+
+
+def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert "its runs are not private" in gradmm("privacy", recipe_file, "--root", root).out
+    private = ["--set", "privacy.epsilon=4", "--set", "privacy.delta=1e-5", "--root", root]
+    before = gradmm("privacy", recipe_file, *private)
+    assert before.status == 0
+    assert "spent: epsilon 0 of 4" in before.out
+    assert "is within the budget" in before.out
+    assert not root.exists()  # asking leaves no trace
+
+    assert gradmm("run", recipe_file, *private).status == 0
+    after = gradmm("privacy", recipe_file, *private).out
+    assert "spent: epsilon 4 of 4 at delta 1e-05 (add-or-remove), composed over 1 release\n" in after
+    assert "the next one: refused: privacy.budget_epsilon: this release would bring" in after
+    raised = gradmm("privacy", recipe_file, *private, "--set", "privacy.budget_epsilon=8").out
+    assert "spent: epsilon 4 of 8" in raised
+    assert "within the budget" in raised
+
+    other = gradmm("run", recipe_file, *private, "--set", "privacy.clipping_norm=2")
+    assert other.status == 2
+    assert "privacy.budget_epsilon: this release would bring the composed epsilon to" in other.err
+
+
+def test_a_damaged_ledger_stops_a_run_before_it_reads_data(recipe_file: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    private = ["--set", "privacy.epsilon=4", "--set", "privacy.delta=1e-5", "--root", root]
+    assert gradmm("run", recipe_file, *private).status == 0
+    (file,) = root.glob("ledger/*.jsonl")
+    file.write_bytes(file.read_bytes().replace(b"tiny", b"tinx", 1))
+    for command in ("run", "privacy"):
+        finished = gradmm(command, recipe_file, *private)
+        assert finished.status == 2
+        assert "restore it from a backup" in finished.err
+
+
+def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) -> None:
+    finished = gradmm("audit", recipe_file, "--set", "privacy.epsilon=4", "--set", "privacy.delta=1e-5")
+    assert finished.status == 0
+    assert "epsilon is at least" in finished.out
+    assert "passed, at a confidence of 0.999 for each test" in finished.out
+    without = gradmm("audit", recipe_file)
+    assert without.status == 2
+    assert "privacy.epsilon: the recipe has no epsilon to audit" in without.err
+
+
+def test_an_audit_that_fails_stops_the_run_before_it_reads_data(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tasks.inputs
+    from gradmm_core.privacy import GaussianMechanism
+
+    private = ["--set", "privacy.epsilon=1", "--set", "privacy.delta=1e-5", "--root", tmp_path / "root"]
+    monkeypatch.setattr(GaussianMechanism, "noise", lambda self, shape: 1e-9 * np.random.randn(*shape))
+    monkeypatch.setattr(tasks.inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
+    with pytest.raises(RuntimeError, match="the mechanism leaks more than it claims"):
+        gradmm("run", recipe_file, *private)
+    assert gradmm("audit", recipe_file, *private[:-2]).status == 1
+
+
+def test_publish_refuses_what_is_no_release_and_what_has_no_guarantee(recipe_file: Path, tmp_path: Path) -> None:
+    finished = gradmm("publish", tmp_path, "--repo", "acme/texts")
+    assert finished.status == 2
+    assert gradmm("run", recipe_file, "--root", tmp_path / "root").status == 0
+    (folder,) = (tmp_path / "root" / "runs").iterdir()
+    finished = gradmm("publish", folder, "--repo", "acme/texts")
+    assert finished.status == 2
+    assert "--without-guarantee" in finished.err
