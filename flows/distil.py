@@ -1,4 +1,4 @@
-"""The main flow: from private labelled texts to a folder of synthetic sentences, seven stages in a row."""
+"""The main flow: from private labelled texts to a folder of synthetic sentences, stage by stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tasks.loss_selection import loss_selection as loss_selection_stage
 from tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
 from tasks.memorisation import memorisation as memorisation_stage
 from tasks.mia_audit import mia_audit as mia_audit_stage
-from tasks.privacy_budget import composed_guarantee, privacy_budget
+from tasks.privacy_budget import check_charged, composed_guarantee, privacy_budget
 from tasks.stage import RunContext
 from tasks.target_gradient import target_gradient as target_gradient_stage
 from tasks.target_space import target_space as target_space_stage
@@ -107,6 +107,8 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
     data = dataset_fingerprint(context)
 
     target = runs.run(target_gradient_stage, train=data.train, **making)
+    if mechanism and mechanism.safe:
+        check_charged(context, target)
     shards = plan_shards(list(context.labels), recipe.generation.per_class, recipe.generation.shard_size)
     categories = {c.label: c for c in recipe.classes}
     generated = runs.run_sharded(

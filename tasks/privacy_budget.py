@@ -6,6 +6,8 @@ from typing import Any
 
 from prefect import task
 
+from gradmm_core.artifacts import StageArtifact
+from gradmm_core.errors import InputError
 from gradmm_core.privacy import Guarantee, guarantee
 from gradmm_core.settings import PrivacySettings
 from tasks.stage import RunContext
@@ -27,6 +29,21 @@ def privacy_budget(context: RunContext, making: dict[str, Any]) -> None:
     if not same or STAGE in context.force:
         assert context.budget_epsilon is not None  # the flow sets it for a private run
         ledger.check(release, context.budget_epsilon, release.delta)
+
+
+def check_charged(context: RunContext, target: StageArtifact) -> None:
+    """Nothing is made from a private target that the ledger does not know.
+
+    Raises:
+        InputError: if no release was charged for it: the ledger was taken away, or passed by.
+    """
+    ledger = ledger_of(context)
+    if all(entry.sha256 != target.sha256 for entry in ledger.entries()):
+        raise InputError(
+            "it has no release that was charged for the private target that is there",
+            str(ledger.file),
+            "restore the ledger from a backup, or draw another target with --force target_gradient",
+        )
 
 
 def composed_guarantee(settings: PrivacySettings, context: RunContext) -> Guarantee:

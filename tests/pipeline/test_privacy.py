@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -111,6 +112,29 @@ def test_a_run_killed_before_publishing_has_spent_its_release(
     assert record.guarantee.releases == 2
     assert 4 < (record.guarantee.composed_epsilon or 0) < 8  # composition is better than addition
     assert "The 2 releases from these data" in record.guarantee.sentence
+
+
+def test_a_skipped_ledger_is_caught(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def skipped(*_: object) -> Iterator[Callable[[str], None]]:
+        yield lambda sha256: None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", skipped)
+        with pytest.raises(InputError, match="no release that was charged for the private target"):
+            run(private_recipe(), tmp_path)
+    assert not list(tmp_path.glob("stages/generation_shard/*"))
+
+
+def test_a_target_whose_ledger_is_gone_is_not_used(private_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = private_recipe()
+    run(recipe, tmp_path)
+    shutil.rmtree(tmp_path / "ledger")
+    with pytest.raises(InputError, match="restore the ledger from a backup"):
+        run(recipe, tmp_path)
+    assert run(recipe, tmp_path, force=("target_gradient",)).guarantee.releases == 1
 
 
 def test_another_release_is_refused_before_any_private_data_are_read(
