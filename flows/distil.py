@@ -201,9 +201,7 @@ def public_space(
         clipping_norm=recipe.privacy.clipping_norm,
     )
     if mechanism and recipe.privacy.declared_records:
-        expected = expected_cosines(
-            mechanism, space.figures["public"], space.figures["coordinates"], recipe.privacy.declared_records
-        )
+        expected = expected_cosines(mechanism, space.figures, recipe.privacy.declared_records)
         for line in preflight_lines(expected, {c.label: c.name for c in recipe.classes}):
             logger.info("%s", line)
     return space if settings.uses_public_text else None

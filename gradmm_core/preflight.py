@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import Settings
@@ -23,32 +24,33 @@ class ExpectedCosine(Settings):
     centred: float
 
 
-def expected_cosines(
-    mechanism: GaussianMechanism, public: dict[str, dict], coordinates: int, records: int
-) -> list[ExpectedCosine]:
+def expected_cosines(mechanism: GaussianMechanism, space: dict[str, Any], records: int) -> list[ExpectedCosine]:
     """From public quantities only: a signal of norm s in D coordinates has a cosine of s / sqrt(s^2 + D sigma^2).
 
     Args:
-        public: for each label, `plain` and `clip_scale` of `PublicStatistics`.
-        coordinates: D, of one class.
+        space: the figures of the stage `target_space`: `coordinates` (D, of one class) and, for each label,
+            those of `PublicStatistics`.
         records: declared for the whole data set; classes are taken to be alike in size.
     """
-    per_class = records / len(public)
+    labels = list(space["unclipped"])
+    per_class = records / len(labels)
+    noise = mechanism.sigma * math.sqrt(space["coordinates"])
+
+    def shift(label: str) -> float:
+        """The part of a record's clipped vector that the data add: at most all of it."""
+        unclipped = EXPECTED_SHIFT * space["unclipped"][label]
+        return min(mechanism.clipping_norm, unclipped * space["clip_scale"][label])
 
     def cosine(signal: float) -> float:
-        return signal / math.hypot(signal, mechanism.sigma * math.sqrt(coordinates))
-
-    def shift(of_label: dict) -> float:
-        """The part of a record's clipped vector that the data add: at most all of it."""
-        return min(mechanism.clipping_norm, EXPECTED_SHIFT * of_label["unclipped"] * of_label["clip_scale"])
+        return signal / math.hypot(signal, noise)
 
     return [
         ExpectedCosine(
             label=int(label),
-            plain=cosine(per_class * of_label["plain"]),
-            centred=cosine(per_class * shift(of_label)),
+            plain=cosine(per_class * space["plain"][label]),
+            centred=cosine(per_class * shift(label)),
         )
-        for label, of_label in public.items()
+        for label in labels
     ]
 
 

@@ -40,7 +40,7 @@ def generation_shard(
     matched = matrix_of(target.read_table(), category.label)
     where = from_table(space and space.read_table(), template, matching, language_model.device)
     if space and records is not None:
-        clip_scale = space.figures["public"][str(category.label)]["clip_scale"]
+        clip_scale = space.figures["clip_scale"][str(category.label)]
         matched = where.mean_gradient(matched.to(language_model.device), category.label, records, clip_scale)
         where = where.without_centres()
     texts = generate(

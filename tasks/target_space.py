@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 
 from gradmm_core.language_model import ModelReference
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_space import make_target_space, public_texts, to_table
+from gradmm_core.target_space import PublicStatistics, make_target_space, public_texts, to_table
 from gradmm_core.template import ResponseTemplate
 from tasks.inputs import read_model
 from tasks.stage import Outcome, RunContext, stage_task
@@ -29,6 +29,9 @@ def target_space(
     columns = language_model.head.shape[1] if space.basis is None else space.basis.shape[1]
     figures = {
         "coordinates": rows * columns,
-        "public": {str(label): asdict(of_label) for label, of_label in statistics.items()},
+        **{
+            field.name: {str(label): getattr(of_label, field.name) for label, of_label in statistics.items()}
+            for field in fields(PublicStatistics)
+        },
     }
     return to_table(space), figures
