@@ -148,24 +148,15 @@ def _privacy(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     from deployments.recipe_files import find_recipe
     from deployments.summary import print_audit
-    from gradmm_core.clipped_sum import CanaryRelease
-    from gradmm_core.mechanism_audit import mechanism_audit
+    from gradmm_core.canary_release import audit_release
     from gradmm_core.privacy import gaussian_mechanism
     from gradmm_core.recipe import load_recipe
 
     recipe = load_recipe(find_recipe(options.recipe), options.overrides)
-    mechanism, settings = gaussian_mechanism(recipe.privacy), recipe.mechanism_audit
+    mechanism = gaussian_mechanism(recipe.privacy)
     if mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
-    audit = mechanism_audit(
-        CanaryRelease(mechanism),
-        mechanism,
-        settings.draws_of(mechanism.sampler),
-        settings.canaries,
-        settings.guesses,
-        settings.confidence,
-        recipe.seed,
-    )
+    audit = audit_release(mechanism, recipe.mechanism_audit, recipe.seed)
     print_audit(audit, mechanism)
     return OK if audit.passes else OURS
 

@@ -1,11 +1,9 @@
-"""The sum that is released: of real records' clipped gradients, and of the audit's canaries, by the same code."""
+"""The sum that is released: of real records' clipped gradients and, by the same code, of the audit's canaries."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -31,31 +29,3 @@ def clipped_sum(
             total = total + gradients.clipped_sum(clipping_norm).cpu()
         clipped += int((gradients.norms() > clipping_norm).sum())
     return total, clipped
-
-
-class CanaryRelease:
-    """The clipping and the noise of a target's release, for canaries: dense gradients of the audit's making."""
-
-    #: Rows and columns of a canary: more coordinates than the audit has canaries, so that they can be orthogonal.
-    SHAPE = (4, 128)
-
-    def __init__(self, mechanism: GaussianMechanism) -> None:
-        self._mechanism = mechanism
-
-    @property
-    def dims(self) -> int:
-        return math.prod(self.SHAPE)
-
-    def sum_of(self, records: np.ndarray) -> np.ndarray:
-        """Of the records' clipped gradients (records x dims): by the code that sums those of real records."""
-        if not len(records):
-            return np.zeros(self.dims)
-        dense = torch.from_numpy(records).view(-1, *self.SHAPE)
-        # As factors: a one in row t of the residual, and row t of the gradient for its hidden state.
-        rows = torch.eye(self.SHAPE[0], dtype=torch.float64).expand(len(dense), -1, -1)
-        total, _ = clipped_sum([HeadGradients(rows, dense)], self._mechanism.clipping_norm, self._mechanism)
-        return total.flatten().numpy()
-
-    def noise(self, count: int) -> np.ndarray:
-        """Of so many releases (count x dims)."""
-        return self._mechanism.noise((count, self.dims))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gradmm_core.clipped_sum import CanaryRelease
-from gradmm_core.mechanism_audit import mechanism_audit as audit
+from gradmm_core.canary_release import audit_release
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import MechanismAuditSettings
 from tasks.stage import Outcome, RunContext, stage_task
@@ -18,15 +17,7 @@ def mechanism_audit(
     Raises:
         RuntimeError: if it leaks more than it claims.
     """
-    found = audit(
-        CanaryRelease(mechanism),
-        mechanism,
-        settings.draws_of(mechanism.sampler),
-        settings.canaries,
-        settings.guesses,
-        settings.confidence,
-        seed,
-    )
+    found = audit_release(mechanism, settings, seed)
     if not found.passes:
         raise RuntimeError(
             "the mechanism leaks more than it claims (certified epsilon "

@@ -56,7 +56,7 @@ STAGES: dict[str, Stage] = {
     "mechanism_audit": Stage(
         1,
         (
-            *_core("clipped_sum", "head_gradient", "mechanism_audit", "mia_audit", "privacy"),
+            *_core("canary_release", "clipped_sum", "head_gradient", "mechanism_audit", "mia_audit", "privacy"),
             "tasks.mechanism_audit",
         ),
     ),

@@ -39,25 +39,32 @@ def target_gradient(
     ledger = ledger_of(context) if mechanism and mechanism.safe else None
     if ledger and (made := _already_released(ledger, context, publication)):
         return made
+    release = None
+    if ledger and mechanism:
+        inputs = {"space": space, "model": model, "wording": wording, "settings": settings}
+        release = planned_release(
+            context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
+        )
+        ledger.check(release, _budget(context), release.delta)  # before minutes of work, and again below
     attention = "sdpa" if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
     data = read_split(context, train)
     where = from_table(space and space.read_table(), template, settings, language_model.device)
     sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where)
-    if ledger is None or mechanism is None:
+    if ledger is None or release is None:
         return _publish(sums, mechanism, publication)
-    with ledger.lock():  # another run may have been faster
-        if made := _already_released(ledger, context, publication):
+    with ledger.lock():
+        if made := _already_released(ledger, context, publication):  # by another run that was faster
             return made
-        inputs = {"space": space, "model": model, "wording": wording, "settings": settings}
-        release = planned_release(
-            context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
-        )
-        assert context.budget_epsilon is not None  # the flow sets it for a private run
-        with ledger.charge(release, context.budget_epsilon, mechanism.delta) as finish:
+        with ledger.charge(release, _budget(context), release.delta) as finish:
             made = _publish(sums, mechanism, publication)
             finish(made.sha256)
     return made
+
+
+def _budget(context: RunContext) -> float:
+    assert context.budget_epsilon is not None  # the flow sets it for a private run
+    return context.budget_epsilon
 
 
 def ledger_of(context: RunContext) -> Ledger:

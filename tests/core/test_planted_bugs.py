@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradmm_core.clipped_sum import CanaryRelease, clipped_sum
+from gradmm_core.canary_release import CanaryRelease
+from gradmm_core.clipped_sum import clipped_sum
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.mechanism_audit import mechanism_audit
 from gradmm_core.privacy import GaussianMechanism
