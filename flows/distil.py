@@ -228,6 +228,6 @@ def records(recipe: Recipe, label: int, target: StageArtifact) -> float | None:
     if not recipe.target_gradient.centred or recipe.generation.matches == "difference":
         return None
     if recipe.privacy.epsilon is None:
-        return target.figures["records"][str(label)]
+        return float(target.figures["records"][str(label)])
     assert recipe.privacy.declared_records is not None  # the recipe's validation asked for it
     return recipe.privacy.declared_records / len(recipe.classes)

@@ -181,6 +181,19 @@ def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
     assert len(releases(recipe, root)) == 2
 
 
+@pytest.mark.parametrize("matches", ["mean", "difference"])
+def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
+    private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path, matches: str
+) -> None:
+    generation = {"matches": matches}
+    run(private_recipe(), tmp_path)
+    record = run(private_recipe(generation=generation), tmp_path)
+    assert record.stage("target_gradient").cached
+    assert record.stage("generation").cached == (matches == "mean")
+    assert len(releases(private_recipe(), tmp_path)) == 1
+    run(tiny_recipe(target_gradient=SPACE, generation=generation), tmp_path)  # and without noise
+
+
 def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
     private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
