@@ -17,7 +17,6 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,7 +94,7 @@ def by_target(
     for name, chosen, calibration in SPACES:
         settings = TargetGradientSettings.model_validate(chosen)
         space, public = make_target_space(bench.language_model, bench.template, texts, settings, clipping_norm)
-        plain = replace(space, centres={})
+        plain = space.without_centres()
         if settings.centred:
             examples, loss = pool.best(space.centres, plain)
             row = {"space": name, "target": "public", "mean_loss_of_chosen": round(loss, 4)}

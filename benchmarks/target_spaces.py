@@ -119,7 +119,7 @@ def measure(
                 )
             space, means = public[name], public[name].centres
             if not chosen.get("centred"):
-                space = replace(space, centres={})
+                space = space.without_centres()
             key = name.removesuffix(" (the paper)")
             if key not in sums:
                 sums[key] = records.clipped_sums(space, clipping_norm)

@@ -30,6 +30,7 @@ from gradmm_core.language_model import LanguageModel
 from gradmm_core.opening import Opening
 from gradmm_core.public_text import write_texts
 from gradmm_core.settings import TargetGradientSettings
+from gradmm_core.target_table import matrix_of
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 from gradmm_core.vocabulary import allowed_tokens
 
@@ -205,6 +206,4 @@ def from_table(
 
 
 def _matrix(table: pa.Table, part: str, label: int) -> Float[Tensor, "rows columns"]:
-    chosen = table.filter((pc.field("part") == part) & (pc.field("label") == label)).sort_by("row")
-    column = chosen["values"].combine_chunks()
-    return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).copy())
+    return matrix_of(table.filter(pc.field("part") == part), label)

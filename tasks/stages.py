@@ -22,7 +22,7 @@ def _core(*names: str) -> tuple[str, ...]:
 
 
 _MODEL = _core("language_model", "template", "head_gradient")
-_SPACE = _core("vocabulary", "opening", "public_text", "target_space")
+_SPACE = _core("vocabulary", "opening", "public_text", "target_space", "target_table")
 _FULL_GRADIENT = _core("full_gradient", "matching")
 _SCORING = (*_MODEL, *_core("classification"))
 _FINETUNING = (*_SCORING, *_core("data", "filters", "finetune_eval"), "tasks.finetuning")
@@ -31,7 +31,7 @@ _GENERATION = (
     *_MODEL,
     *_FULL_GRADIENT,
     *_SPACE,
-    *_core("projection", "admm", "rerank", "perplexity", "generation", "target_table", "filters"),
+    *_core("projection", "admm", "rerank", "perplexity", "generation", "filters"),
     "tasks.generation",
 )
 
@@ -43,7 +43,7 @@ STAGES: dict[str, Stage] = {
             *_MODEL,
             *_FULL_GRADIENT,
             *_SPACE,
-            *_core("clipped_sum", "data", "privacy", "target_gradient", "target_table"),
+            *_core("clipped_sum", "data", "privacy", "target_gradient"),
             "tasks.target_gradient",
         ),
     ),
