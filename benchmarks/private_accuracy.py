@@ -4,7 +4,7 @@
         --model ../shared/material/models/reviews-phi-9m-base
 
 Every target chooses from one and the same pool of texts that the model wrote: 50 examples of each class, each the
-best of 40 (as `generation.method=rerank` does). Only the target differs, so what a table shows is the target's
+best of 40 (as `--preset rerank` does). Only the target differs, so what a table shows is the target's
 worth. Fine-tuning is shorter than the pipeline's (one learning rate, no choice of a checkpoint); accuracies are
 the mean over seeds, of the last step, on at most 1,000 test rows. Rows are printed, and appended to `--json`, as
 they come.
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,8 +42,8 @@ PER_CLASS, DRAWS = 50, 40
 SPACES: list[tuple[str, dict[str, Any], str]] = [
     ("public-subspace 16", {"space": "public-subspace", "centred": True}, "analytic"),
     ("label-rows", {"space": "label-rows", "centred": True}, "analytic"),
-    ("full", {"space": "full"}, "paper"),
-    ("full", {"space": "full"}, "analytic"),
+    ("full", {"space": "full", "centred": False}, "paper"),
+    ("full", {"space": "full", "centred": False}, "analytic"),
 ]
 
 
@@ -51,6 +52,7 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--records", nargs="+", default=["4000"], help="of each class")
     parser.add_argument("--matches", nargs="+", default=["mean", "difference"])
+    parser.add_argument("--spaces", nargs="+", default=[name for name, _, _ in SPACES], help="only these")
     parser.add_argument("--learning-rate", type=float, default=3e-5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -72,9 +74,7 @@ def main() -> None:
         report({"texts": name} | judge.accuracy(examples))
     for count in options.records:
         records = Records(bench, None if count == "all" else int(count))
-        for row in by_target(
-            bench, pool, records, judge, options.epsilons, options.delta, options.clipping_norm, options.matches
-        ):
+        for row in by_target(bench, pool, records, judge, options):
             report({"records": count} | row)
 
 
@@ -83,15 +83,15 @@ def by_target(
     pool: Pool,
     records: Records,
     judge: Judge,
-    epsilons: list[float],
-    delta: float,
-    clipping_norm: float,
-    matches: list[str],
+    options: argparse.Namespace,
 ) -> Iterator[dict]:
-    """Every space without noise, then every space at every epsilon."""
+    """Every space without noise, then at every epsilon."""
+    clipping_norm = options.clipping_norm
     instructions = {c.label: c.instruction for c in bench.recipe.classes}
     texts = public_texts(bench.language_model, bench.template, instructions, bench.recipe.target_gradient)
     for name, chosen, calibration in SPACES:
+        if name not in options.spaces:
+            continue
         settings = TargetGradientSettings.model_validate(chosen)
         space, public = make_target_space(bench.language_model, bench.template, texts, settings, clipping_norm)
         plain = space.without_centres()
@@ -101,14 +101,14 @@ def by_target(
             yield row | judge.accuracy(examples)
         values = records.clipped_sums(space, clipping_norm)
         sums = TargetSums(values, dict.fromkeys(values, 0), dict.fromkeys(values, 0.0), 0.0)
-        for epsilon in [None, *epsilons]:
+        for epsilon in [None, *options.epsilons]:
             if calibration == "paper" and (epsilon is None or epsilon > 1):
                 continue  # the same as the next space; not proved
             mechanism = None
             if epsilon is not None:
                 mechanism = GaussianMechanism(
                     epsilon=epsilon,
-                    delta=delta,
+                    delta=options.delta,
                     clipping_norm=clipping_norm,
                     adjacency="add-or-remove",
                     calibration="paper" if calibration == "paper" else "analytic",
@@ -123,7 +123,7 @@ def by_target(
                     for label, value in noisy.items()
                 }
                 ways = {"difference": (noisy, space), "mean": (means, plain)}
-                ways = {way: ways[way] for way in matches}
+                ways = {way: ways[way] for way in options.matches}
             for target, (matched, where) in ways.items():
                 examples, loss = pool.best(matched, where)
                 row |= {"target": target, "mean_loss_of_chosen": round(loss, 4)}
@@ -140,7 +140,8 @@ class Pool:
         assert isinstance(tokens, int)
         for category in bench.recipe.classes:
             opening = Opening(model, category.instruction)
-            written = write_texts(model, allowed, opening, PER_CLASS * DRAWS, tokens, seed=1).tolist()
+            uniforms = np.random.default_rng(1).random((PER_CLASS * DRAWS, tokens))
+            written = write_texts(model, allowed, opening, uniforms).tolist()
             parts = []
             for start in range(0, len(written), 200):
                 part = written[start : start + 200]

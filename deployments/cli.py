@@ -10,8 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradmm_core.errors import InputError
+
+if TYPE_CHECKING:
+    from gradmm_core.recipe import Recipe
 
 OK, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
 
@@ -69,14 +73,22 @@ def _parser() -> argparse.ArgumentParser:
     publish.add_argument("--without-guarantee", action="store_true", help="though the run had no epsilon")
     publish.set_defaults(command=_publish)
 
-    recipes = commands.add_parser("recipes", help="list the recipes, or show one")
+    recipes = commands.add_parser("recipes", help="list the recipes and presets, or show a recipe")
     recipes.add_argument("--show", metavar="RECIPE", help="print all settings of one recipe")
+    _add_changes(recipes)
     recipes.set_defaults(command=_recipes)
     return parser
 
 
 def _add_recipe(command: argparse.ArgumentParser) -> None:
     command.add_argument("recipe", metavar="RECIPE", help="a name from `gradmm recipes`, or a YAML file")
+    _add_changes(command)
+
+
+def _add_changes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--preset", metavar="PRESET",
+                         help="settings to put over the recipe's, before any --set: a name from `gradmm recipes`, "
+                         "or a YAML file")  # fmt: skip
     command.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE",
                          help="change a setting of the recipe (repeatable)")  # fmt: skip
 
@@ -86,13 +98,20 @@ def _add_root(command: argparse.ArgumentParser) -> None:
                          help="where stages, runs and releases are kept (default: ./gradmm-root)")  # fmt: skip
 
 
-def _run(options: argparse.Namespace) -> int:
-    from deployments.recipe_files import find_recipe
-    from gradmm_core.artifacts import Root
+def _recipe(name: str, options: argparse.Namespace) -> Recipe:
+    """A recipe with the changes that `_add_changes` lets one ask for."""
+    from deployments.recipe_files import find_preset, find_recipe
     from gradmm_core.recipe import load_recipe
+
+    preset = find_preset(options.preset) if options.preset else None
+    return load_recipe(find_recipe(name), options.overrides, preset)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gradmm_core.artifacts import Root
     from tasks.stages import STAGES
 
-    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    recipe = _recipe(options.recipe, options)
     unknown = sorted(set(options.force) - set(STAGES))
     if unknown:
         raise InputError(f"no stage {unknown[0]!r}", "--force", f"choose from {', '.join(STAGES)}")
@@ -135,24 +154,20 @@ def _progress_on_stderr() -> Iterator[None]:
 
 
 def _privacy(options: argparse.Namespace) -> int:
-    from deployments.recipe_files import find_recipe
     from deployments.summary import print_privacy
     from gradmm_core.ledger import Ledger
-    from gradmm_core.recipe import load_recipe
 
-    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    recipe = _recipe(options.recipe, options)
     print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
     return OK
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from deployments.recipe_files import find_recipe
     from deployments.summary import print_audit
     from gradmm_core.canary_release import audit_release
     from gradmm_core.privacy import gaussian_mechanism
-    from gradmm_core.recipe import load_recipe
 
-    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    recipe = _recipe(options.recipe, options)
     mechanism = gaussian_mechanism(recipe.privacy)
     if mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
@@ -177,15 +192,19 @@ def _publish(options: argparse.Namespace) -> int:
 def _recipes(options: argparse.Namespace) -> int:
     import yaml
 
-    from deployments.recipe_files import find_recipe, recipe_names
-    from gradmm_core.recipe import load_recipe
+    from deployments.recipe_files import preset_description, preset_names, recipe_names
 
     if options.show:
-        recipe = load_recipe(find_recipe(options.show))
+        recipe = _recipe(options.show, options)
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")
         return OK
+    if options.preset or options.overrides:
+        raise InputError("no recipe to change", "--preset" if options.preset else "--set", "add --show RECIPE")
     for name in recipe_names():
-        print(f"{name:20} {load_recipe(find_recipe(name)).description}")
+        print(f"{name:20} {_recipe(name, options).description}")
+    print("\npresets, for --preset:")
+    for name in preset_names():
+        print(f"{name:20} {preset_description(name)}")
     return OK
 
 

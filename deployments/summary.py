@@ -124,10 +124,10 @@ def _result(stage: StageRecord) -> str:
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
             return f"{records}, noise sigma {figures['sigma']:.3g}, cosine with the clean target {cosines}"
         case "generation":
-            return _texts(stage)
+            return f"{_texts(stage)}, {figures['token_passes_per_text']:,.0f} token passes per text"
         case "label_filter" | "loss_selection" | "category_balance":
             by_label = ", ".join(f"{label}: {n}" for label, n in figures["kept_by_label"].items())
-            return f"{figures['kept']} left ({by_label}); {_texts(stage)}"
+            return f"{figures['kept']} left ({by_label}); {_texts(stage)}{_as_a_set(figures)}"
         case "finetune_eval":
             return (
                 f"accuracy before {figures['accuracy_before']:.3f}, synthetic {_mean(figures, 'synthetic')}, "
@@ -153,6 +153,13 @@ def _texts(stage: StageRecord) -> str:
     return (
         f"matching loss {figures['mean_matching_loss']:.3f}, log-perplexity {figures['mean_log_perplexity']:.2f}"
     )
+
+
+def _as_a_set(figures: dict) -> str:
+    """Matching loss of the sum of the texts' gradients, where the stage has it."""
+    if "set_matching_loss" not in figures:
+        return ""
+    return f", as a set {figures['set_matching_loss']:.3f} (before: {figures['set_matching_loss_before']:.3f})"
 
 
 def _mean(figures: dict, arm: str) -> str:

@@ -134,7 +134,17 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
     of_their_class = runs.run(
         label_filter_stage, texts=generated, model=model, wording=wording, settings=recipe.label_filter
     )
-    selected = runs.run(loss_selection_stage, texts=of_their_class, settings=recipe.loss_selection)
+    selected = runs.run(
+        loss_selection_stage,
+        texts=of_their_class,
+        target=target,
+        space=space,
+        model=model,
+        wording=wording,
+        records={label: records(recipe, label, target) for label in context.labels},
+        matching=recipe.target_gradient,
+        settings=recipe.loss_selection,
+    )
     balanced = runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
     evaluation = runs.run(
         finetune_eval_stage,

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from gradmm_core.errors import InputError
+from gradmm_core.variety import distinct_n, self_bleu
 
 
 def kept_texts(texts: pd.DataFrame) -> pd.DataFrame:
@@ -37,9 +38,11 @@ def filter_figures(texts: pd.DataFrame, stage: str) -> dict[str, Any]:
 
 
 def text_figures(texts: pd.DataFrame) -> dict[str, Any]:
-    """How many texts there are, how well they match and how well they read."""
+    """How many texts there are, how well they match, how well they read and how varied they are."""
     return {
         "texts": len(texts),
         "mean_matching_loss": float(texts["matching_loss"].mean()),
         "mean_log_perplexity": float(texts["log_perplexity"].mean()),
+        "distinct_2": distinct_n(texts["text"], 2),
+        "self_bleu": self_bleu(texts["text"].tolist()),
     }

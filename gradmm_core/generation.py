@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,13 +13,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gradmm_core.admm import GenerationResult, Objective, admm, best_draws
+from gradmm_core.compute_meter import ComputeMeter
+from gradmm_core.filters import text_figures
 from gradmm_core.full_gradient import FullGradientMatching
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
-from gradmm_core.opening import Opening
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.projection import Projector
-from gradmm_core.rerank import rerank
+from gradmm_core.readable import Readable
+from gradmm_core.search import Search
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
 from gradmm_core.target_space import TargetSpace
 from gradmm_core.template import TokenisedTemplate, tokenise_texts
@@ -67,49 +70,91 @@ def generate(
         text_tokens: n, the number of tokens that are optimised. Released texts are tokenised afresh, and their
             matching loss is that of the text as released.
     """
+    numbers = range(shard.start, shard.start + shard.count)
+    title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
+    objective: Objective
     if matching.matching == "head":
         objective = HeadMatching(language_model, template, shard.label, target, space)
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
-    allowed = allowed_tokens(language_model, settings.projection.language)
-    numbers = range(shard.start, shard.start + shard.count)
-    title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
-    if settings.method == "rerank":
-        opening = Opening(language_model, instruction)
-        results = [
-            rerank(
-                language_model, objective, allowed, opening, text_tokens, settings.rerank, _seed(seed, shard, n)
-            )
-            for n in tqdm(numbers, desc=title, unit="text", disable=None, leave=False)
-        ]
-        return _frame(language_model, template, objective, results, numbers, shard, label_name, settings)
-    project = Projector(language_model, allowed, instruction, settings.projection)
-    results = []
-    for begin in range(0, shard.count, settings.batch_size):
-        batch = numbers[begin : begin + settings.batch_size]
-        draws = _random_texts(allowed, seed, shard.label, batch, settings.admm.initial_draws, text_tokens)
-        results.append(_solve(language_model, objective, project, draws, settings, title))
-    return _frame(language_model, template, objective, results, numbers, shard, label_name, settings)
+    solve = _search if settings.method == "search" else _admm
+    batches = [
+        numbers[begin : begin + settings.batch_size] for begin in range(0, len(numbers), settings.batch_size)
+    ]
+    with ComputeMeter(language_model) as meter:
+        results = solve(
+            language_model,
+            template,
+            objective,
+            instruction,
+            shard.label,
+            batches,
+            text_tokens,
+            settings,
+            seed,
+            title,
+        )
+    return _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
 
 
-def _solve(
+def generation_figures(texts: pd.DataFrame) -> dict[str, Any]:
+    """How well texts match and read, and what they cost: passes of one token through the model's body."""
+    return text_figures(texts) | {"token_passes_per_text": float(texts["token_passes"].mean())}
+
+
+def _progress(steps: int, title: str) -> tqdm:
+    return tqdm(range(steps), desc=title, disable=None, leave=False)
+
+
+def _search(
     language_model: LanguageModel,
+    template: TokenisedTemplate,
     objective: Objective,
-    project: Projector,
-    draws: Int[Tensor, "batch draws tokens"],
+    instruction: str,
+    label: int,
+    batches: list[range],
+    tokens: int,
     settings: GenerationSettings,
+    seed: int,
     title: str,
-) -> GenerationResult:
+) -> list[GenerationResult]:
+    assert isinstance(objective, HeadMatching)  # the recipe's validation asks for it
+    allowed = allowed_tokens(language_model, settings.projection.language)
+    readable = Readable(language_model, template)
+    search = Search(language_model, objective, allowed, readable, instruction, settings.search)
+    shape = (settings.search.draws, tokens)
+    results = []
+    for numbers in batches:
+        uniforms = np.stack([np.random.default_rng([seed, label, number]).random(shape) for number in numbers])
+        with _progress(settings.search.rounds, title) as rounds:
+            results.append(search(uniforms, rounds))
+    return results
+
+
+def _admm(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    objective: Objective,
+    instruction: str,
+    label: int,
+    batches: list[range],
+    tokens: int,
+    settings: GenerationSettings,
+    seed: int,
+    title: str,
+) -> list[GenerationResult]:
     def embed(ids: Tensor) -> Float[Tensor, "*shape hidden"]:
         return language_model.embed(ids).to(language_model.head_dtype)
 
-    start = best_draws(objective, embed, draws)
-    with tqdm(range(settings.admm.iterations), desc=title, unit="iteration", disable=None, leave=False) as bar:
-        return admm(objective, project, embed, start, settings.admm, bar)
-
-
-def _seed(seed: int, shard: Shard, number: int) -> int:
-    return int(np.random.SeedSequence([seed, shard.label, number]).generate_state(1)[0])
+    allowed = allowed_tokens(language_model, settings.projection.language)
+    project = Projector(language_model, allowed, instruction, settings.projection)
+    results = []
+    for numbers in batches:
+        draws = _random_texts(allowed, seed, label, numbers, settings.admm.initial_draws, tokens)
+        start = best_draws(objective, embed, draws)
+        with _progress(settings.admm.iterations, title) as iterations:
+            results.append(admm(objective, project, embed, start, settings.admm, iterations))
+    return results
 
 
 def _random_texts(
@@ -134,7 +179,7 @@ def _frame(
     numbers: range,
     shard: Shard,
     label_name: str,
-    settings: GenerationSettings,
+    meter: ComputeMeter,
 ) -> pd.DataFrame:
     token_ids = torch.cat([r.token_ids for r in results]).tolist()
     texts = [language_model.decode(ids).strip() for ids in token_ids]
@@ -149,17 +194,10 @@ def _frame(
             "matching_loss": _released_losses(language_model, objective, released),
             "log_perplexity": log_perplexities(language_model, released),
             "shard": shard.index,
-            "steps": _steps(settings),
+            "token_passes": meter.token_passes / shard.count,
             "loss_history": torch.cat([r.history for r in results], dim=1).T.tolist(),
         }
     )
-
-
-def _steps(settings: GenerationSettings) -> int:
-    """Gradient steps per example."""
-    if settings.method == "rerank":
-        return 0
-    return settings.admm.iterations * settings.admm.inner_steps + settings.admm.initial_steps
 
 
 @torch.no_grad()

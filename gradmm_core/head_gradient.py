@@ -69,6 +69,17 @@ class HeadGradients:
         # Rounding can take a vanishing norm below zero; the floor also keeps sqrt's gradient finite at zero.
         return squares.clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
 
+    def gram(self) -> Float[Tensor, "batch batch"]:
+        """<g_i, g_j> for every pair: sum_{s,t} (r_is . r_jt)(h_is . h_jt), and the centre's part of it."""
+        batch, response = self.residual.shape[:2]
+        residual, hidden = self.residual.flatten(0, 1), self.hidden.flatten(0, 1)
+        pairs = (residual @ residual.mT) * (hidden @ hidden.mT)
+        gram = pairs.view(batch, response, batch, response).sum(dim=(1, 3))
+        if self.centre is None:
+            return gram
+        to_centre = self._factor_products(self.centre)
+        return gram - to_centre[:, None] - to_centre + self.centre.square().sum()
+
     def matching_losses(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
         """1 - cos(g_i, G), between 0 and 2; it is 1 where g_i or G vanishes."""
         norms = self.norms() * torch.linalg.matrix_norm(target)

@@ -21,6 +21,7 @@ class FreeText:
         self.language_model = language_model
         response = torch.tensor(template.responses[label], device=language_model.device)
         self.response_ids = response[None]
+        self.text_begins = len(template.prefix)
         self._before = self._embed(template.prefix)
         self._after = self._embed(template.tail(label))
 
@@ -53,8 +54,19 @@ class HeadMatching:
 
     def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, " batch"]:
         """Matching losses, differentiable with respect to x."""
-        response_ids = self._free_text.response_ids.expand(len(x), -1)
+        return self._losses(self._lm.hidden_states(inputs_embeds=self._free_text(x)))
+
+    def with_logits(
+        self, x: Float[Tensor, "batch tokens hidden"]
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch following vocab"]]:
+        """Matching losses, and from the same pass the logits of every token of the text but the first."""
         hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
+        begin = self._free_text.text_begins
+        of_text = hidden[:, begin : begin + x.shape[1] - 1].detach()
+        return self._losses(hidden), self._lm.logits(self._lm.augment(of_text))
+
+    def _losses(self, hidden: Float[Tensor, "batch length hidden"]) -> Float[Tensor, " batch"]:
+        response_ids = self._free_text.response_ids.expand(len(hidden), -1)
         augmented = self._lm.augment(hidden[:, -response_ids.shape[1] :])
         gradients = HeadGradients.from_logits(
             self._lm.logits(augmented),

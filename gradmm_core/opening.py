@@ -14,7 +14,7 @@ from gradmm_core.language_model import LanguageModel
 
 
 class Opening:
-    """A language model that has read an instruction and goes on from there, one token at a time."""
+    """A language model that has read an instruction and goes on from there, token by token."""
 
     def __init__(self, language_model: LanguageModel, instruction: str) -> None:
         self._lm = language_model
@@ -27,9 +27,9 @@ class Opening:
         cache.batch_repeat_interleave(batch)
         return cache, hidden.expand(batch, -1)
 
-    def append(self, cache: Any, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch hidden"]:
-        """Adds one token to every text; the hidden state that predicts the next."""
-        out = self._lm.model.base_model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True)
+    def append(self, cache: Any, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch hidden"]:
+        """Adds one token or more to every text; the hidden state that predicts the next."""
+        out = self._lm.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=True)
         return out.last_hidden_state[:, -1]
 
     @cached_property

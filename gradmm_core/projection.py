@@ -32,7 +32,7 @@ class Projector:
     ) -> None:
         self._lm = language_model
         self._settings = settings
-        self._allowed = allowed.ids
+        self._allowed = allowed
         self._cannot_start = ~allowed.starts_text
         self._embeddings = language_model.embeddings[allowed.ids].to(language_model.head_dtype)
         self._square_norms = self._embeddings.square().sum(dim=1)
@@ -50,7 +50,7 @@ class Projector:
         chosen: list[Int[Tensor, " batch"]] = []
         for j in range(x.shape[1]):
             if j > 0:
-                hidden = self._opening.append(cache, chosen[-1])
+                hidden = self._opening.append(cache, chosen[-1][:, None])
             logits = self._lm.augment(hidden) @ self._head.mT
             chosen.append(self._choose(logits, self._distances(x[:, j]), first=j == 0))
         return torch.stack(chosen, dim=1)
@@ -59,7 +59,7 @@ class Projector:
         self, logits: Float[Tensor, "batch allowed"], distances: Float[Tensor, "batch allowed"], first: bool
     ) -> Int[Tensor, " batch"]:
         if first:
-            logits = logits.masked_fill(self._cannot_start, -torch.inf)
+            logits = self._allowed.first_logits(logits)
             distances = distances.masked_fill(self._cannot_start, torch.inf)
         k = min(self._settings.candidates, self._choices(first))
         if self._settings.rule == "nearest-of-likely":
@@ -68,17 +68,17 @@ class Projector:
         else:
             candidates = distances.topk(k, dim=1, largest=False).indices
             best = logits.gather(1, candidates).argmax(dim=1, keepdim=True)
-        return self._allowed[candidates.gather(1, best)[:, 0]]
+        return self._allowed.ids[candidates.gather(1, best)[:, 0]]
 
     def _nearest(self, rows: Float[Tensor, "batch hidden"], first: bool) -> Int[Tensor, " batch"]:
         distances = self._distances(rows)
         if first:
             distances = distances.masked_fill(self._cannot_start, torch.inf)
-        return self._allowed[distances.argmin(dim=1)]
+        return self._allowed.ids[distances.argmin(dim=1)]
 
     def _distances(self, rows: Float[Tensor, "batch hidden"]) -> Float[Tensor, "batch allowed"]:
         """Squared distances to the allowed embeddings, less ||row||^2, which changes no comparison."""
         return self._square_norms - 2 * rows @ self._embeddings.mT
 
     def _choices(self, first: bool) -> int:
-        return len(self._allowed) - int(self._cannot_start.sum()) if first else len(self._allowed)
+        return len(self._allowed.ids) - int(self._cannot_start.sum()) if first else len(self._allowed.ids)

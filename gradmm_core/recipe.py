@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from gradmm_core.errors import InputError
 from gradmm_core.settings import (
@@ -70,16 +71,26 @@ class Recipe(Settings):
             raise ValueError("mechanism_audit.guesses: more than mechanism_audit.canaries")
         if self.loss_selection.per_class > self.generation.per_class:
             raise ValueError("loss_selection.per_class: more than generation.per_class")
+        search = self.generation.search
+        if search.rounds and search.draws < 2:
+            raise ValueError("generation.search.draws: fluency is measured by at least 2")
         if self.data.path is None and self.data.hub is None:
             raise ValueError("data: neither data.path nor data.hub is set")
         if self.data.train_split in (self.data.validation_split, self.data.test_split):
             raise ValueError("data.train_split: also named as the validation or test split")
-        matching = self.target_gradient
-        if matching.matching == "full-gradient" and (matching.centred or matching.space != "full"):
-            raise ValueError("target_gradient.space: the full gradient needs space=full and centred=false")
+        if self.target_gradient.matching == "full-gradient":
+            self._check_full_gradient()
         if self.privacy.epsilon is not None:
             self._check_private()
         return self
+
+    def _check_full_gradient(self) -> None:
+        if self.target_gradient.centred or self.target_gradient.space != "full":
+            raise ValueError("target_gradient.space: the full gradient needs space=full and centred=false")
+        if self.generation.method != "admm":
+            raise ValueError("generation.method: the full gradient has no closed form to search by; set admm")
+        if self.loss_selection.by != "text":
+            raise ValueError("loss_selection.by: the full gradient has no closed form for sets; set text")
 
     def _check_private(self) -> None:
         if self.privacy.delta is None and self.privacy.declared_records is None:
@@ -117,22 +128,53 @@ class Recipe(Settings):
         return str(path.resolve() if path.exists() else path)
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Reads a recipe and applies overrides of the form `a.b=value` (the value in YAML).
+def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None = None) -> Recipe:
+    """Reads a recipe; puts a preset's settings over it, then overrides like `a.b=value` (the value in YAML).
+
+    Args:
+        preset: a YAML file of some settings. Blocks are merged; other values, lists too, replace the recipe's.
 
     Raises:
         InputError: for an unreadable file, an unknown key (with the nearest known one) or a bad value.
     """
+    values = _read_settings(path)
+    if preset is not None:
+        chosen = _read_settings(preset)
+        _check_preset(chosen, where=str(preset))
+        values = _merged(values, chosen)
+    for override in overrides:
+        _apply_override(values, override)
+    return validate_recipe(values, where=str(path))
+
+
+def _read_settings(path: Path) -> dict[Any, Any]:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())
-        raise InputError(f"cannot be read ({problem})", str(path), "give a YAML recipe") from error
+        raise InputError(f"cannot be read ({problem})", str(path), "give a YAML file of settings") from error
     if not isinstance(values, dict):
-        raise InputError("is not a mapping of settings", str(path), "give a YAML recipe")
-    for override in overrides:
-        _apply_override(values, override)
-    return validate_recipe(values, where=str(path))
+        raise InputError("is not a mapping of settings", str(path), "give a YAML file of settings")
+    return values
+
+
+def _check_preset(values: dict[Any, Any], where: str) -> None:
+    """Refuses what would be wrong in any recipe, so that the preset is named, not the recipe that it goes over."""
+    try:
+        Recipe.model_validate(values)
+    except ValidationError as error:
+        problems = [p for p in _problems(error) if p["type"] != "missing"]  # the recipe has what is not here
+        if problems:
+            raise _input_error(problems, where) from error
+
+
+def _merged(values: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+    """`over` put over `values`, block by block. A list is one value: its entries have no names to merge by."""
+    merged = values | over
+    for key in values.keys() & over.keys():
+        if isinstance(values[key], dict) and isinstance(over[key], dict):
+            merged[key] = _merged(values[key], over[key])
+    return merged
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -154,7 +196,11 @@ def validate_recipe(values: Mapping[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise _input_error(error, where) from error
+        raise _input_error(_problems(error), where) from error
+
+
+def _problems(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False)
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -193,11 +239,9 @@ def _index(node: list[Any], key: str, name: str) -> int:
     raise InputError(f"there is no entry {key!r} in a list of {len(node)}", f"--set {name}", "count from 0")
 
 
-def _input_error(error: ValidationError, where: str) -> InputError:
+def _input_error(problems: list[ErrorDetails], where: str) -> InputError:
     # Unknown names first: a misspelt block also counts as a missing one.
-    problems = sorted(
-        error.errors(include_url=False, include_context=False), key=lambda p: p["type"] != "extra_forbidden"
-    )
+    problems = sorted(problems, key=lambda p: p["type"] != "extra_forbidden")
     first, more = problems[0], f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

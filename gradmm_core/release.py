@@ -27,6 +27,7 @@ from gradmm_core.artifacts import publish
 from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
+from gradmm_core.settings import GenerationSettings
 
 TRAIN_FILE = "data/train-00000-of-00001.parquet"
 
@@ -125,6 +126,21 @@ def guarantee_table(recipe: Recipe, guarantee: Guarantee) -> list[tuple[str, str
     ]
 
 
+def how_texts_were_made(settings: GenerationSettings) -> str:
+    """The method of generation, in a sentence."""
+    search, after = settings.search, "after a public instruction"
+    if settings.method == "admm":
+        words = "words" if settings.projection.rule == "nearest" else f"words that the model finds likely {after}"
+        way = f"by ADMM over embeddings, in {settings.admm.iterations} iterations, held to {words}"
+    elif search.draws == 1 and not search.rounds:
+        return f"Sentences were taken as the model wrote them {after}; the target had no say in them."
+    else:
+        way = f"for each the best of {search.draws} that the model wrote {after}"
+        if search.rounds:
+            way += f", with words changed over {search.rounds} rounds where that made it better"
+    return f"Sentences were sought whose gradients point the way of their class's target: {way}."
+
+
 def public_model_name(run: RunRecord) -> str:
     """The model's hub id, or the last component of its folder: not where that folder lies."""
     if run.model["revision"] is not None:
@@ -184,6 +200,7 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         model_commit=run.model["revision"],
         version=run.versions["gradmm"],
         rows=len(texts),
+        how_made=how_texts_were_made(recipe.generation),
         classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
         labels_are_kept=list(names) == list(range(len(names))),
         shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],

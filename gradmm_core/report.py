@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from gradmm_core.artifacts import publish
-from gradmm_core.release import guarantee_table, public_model_name
+from gradmm_core.release import guarantee_table, how_texts_were_made, public_model_name
 from gradmm_core.run_record import RunRecord, StageRecord
 
 BEST_SHOWN, WORST_SHOWN = 10, 5
@@ -23,6 +23,9 @@ FILTERS = ("label_filter", "loss_selection", "category_balance")
 
 #: These stages' figures have tables of their own.
 EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation")
+
+#: Figures whose names are not words.
+FIGURE_NAMES = {"distinct_2": "distinct bigrams", "self_bleu": "self-BLEU"}
 
 AUDIT_RATES = ("advantage", "auc", "tpr_at_1_fpr", "tpr_at_01_fpr")
 AUDIT_FIGURES = (
@@ -66,6 +69,7 @@ def write_report(
         model=public_model_name(run),
         counts=[(name, counts[label]) for label, name in names.items()],
         guarantee_table=guarantee_table(run.recipe, run.guarantee),
+        how_made=how_texts_were_made(run.recipe.generation),
         stages=[(stage, key_figures(stage, names)) for stage in run.stages],
         parquet=[(stage, read_line(stage)) for stage in run.stages],
         survivors=survivors(run, names),
@@ -143,7 +147,10 @@ def key_figures(stage: StageRecord, names: dict[int, str]) -> list[tuple[str, st
     """A stage's figures in words, as far as they have no table of their own."""
     if stage.stage in EVALUATIONS:
         return []
-    return [(name.replace("_", " "), _in_words(value, names)) for name, value in stage.figures.items()]
+    return [
+        (FIGURE_NAMES.get(name, name.replace("_", " ")), _in_words(value, names))
+        for name, value in stage.figures.items()
+    ]
 
 
 def read_line(stage: StageRecord) -> str:
@@ -251,10 +258,12 @@ def points(value: float, std: float | None = None) -> str:
 
 
 def figure(value: Any) -> str:
-    """A number with four significant digits, a count with all of them."""
+    """A number with four significant digits, or with all before the point; a count with all of them."""
     if value is None:
         return "none"
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ _TEXT = [
     ("matching_loss", pa.float64()),
     ("log_perplexity", pa.float64()),
     ("shard", pa.int64()),
-    ("steps", pa.int64()),
+    ("token_passes", pa.float64()),
     ("loss_history", pa.list_(pa.field("element", pa.float64()))),
 ]
 _CLASSIFIED = [*_TEXT, ("predicted", pa.int64()), ("probability", pa.float64())]

@@ -155,11 +155,24 @@ class AdmmSettings(Settings):
     keep: Literal["best", "last"] = Field(default="best", description="'last' is the paper's choice.")
 
 
-class RerankSettings(Settings):
-    """Texts that the model writes from the instruction; of each example's draws the best match is kept."""
+class SearchSettings(Settings):
+    """Discrete search: texts that the model writes from the instruction, edited where that matches better.
 
-    draws: Count = Field(default=40, description="Texts written for each that is kept.")
+    `rounds=0` is reranking (the best of `draws` texts); with `draws=1` it is what the model writes as it comes.
+    """
+
+    draws: Count = Field(default=40, description="Texts written for each example; the best one is the start.")
     top_k: Count = Field(default=200, description="Each token is drawn from so many likeliest ones.")
+    rounds: Annotated[int, Field(ge=0)] = Field(
+        default=5, description="Each takes the best of its edits, if better."
+    )
+    edits: Count = Field(
+        default=32, description="Texts tried in a round, with one word changed, chosen by the loss's gradient."
+    )
+    fluency: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.15,
+        description="Price of log-perplexity above the draws' mean, in standard deviations of the draws.",
+    )
 
 
 class ProjectionSettings(Settings):
@@ -179,8 +192,8 @@ class GenerationSettings(Settings):
     # How many texts and how long reach each shard as numbers of its own.
     runtime_fields = frozenset({"batch_size", "shard_size", "per_class", "text_tokens"})
 
-    method: Literal["admm", "rerank"] = Field(
-        default="admm", description="Algorithm 1 of the paper, or the best of many texts that the model writes."
+    method: Literal["search", "admm"] = Field(
+        default="search", description="Search among texts that the model writes, or Algorithm 1 of the paper."
     )
     matches: Literal["mean", "difference"] = Field(
         default="mean",
@@ -191,7 +204,7 @@ class GenerationSettings(Settings):
         default=20, description="'auto': the class's mean; not in private runs."
     )
     admm: AdmmSettings = AdmmSettings()
-    rerank: RerankSettings = RerankSettings()
+    search: SearchSettings = SearchSettings()
     projection: ProjectionSettings = ProjectionSettings()
     shard_size: Count = Field(default=25, description="Examples per shard: what a crash can lose.")
     batch_size: Count = Field(default=100, description="Examples optimised side by side.")
@@ -218,6 +231,14 @@ class LossSelectionSettings(Settings):
     """Keeps the texts whose gradients match best."""
 
     per_class: Count = 50
+    by: Literal["text", "set"] = Field(
+        default="text",
+        description="The texts that match best each by itself, or the set that matches best as a whole.",
+    )
+    near_duplicate: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5,
+        description="Drop a text that has more than this part of its word trigrams in common with a better one.",
+    )
 
 
 class CategoryBalanceSettings(Settings):

@@ -104,10 +104,9 @@ def public_texts(
     """Token ids of the texts that the model writes for each class, from its instruction."""
     allowed = allowed_tokens(language_model, "any")
     tokens = min(settings.public_text_tokens, template.max_text_tokens)
+    uniforms = np.random.default_rng(SEED).random((settings.public_texts, tokens))
     return {
-        label: write_texts(
-            language_model, allowed, Opening(language_model, words), settings.public_texts, tokens, SEED
-        ).tolist()
+        label: write_texts(language_model, allowed, Opening(language_model, words), uniforms).tolist()
         for label, words in instructions.items()
     }
 

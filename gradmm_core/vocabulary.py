@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradmm_core.errors import InputError
@@ -27,15 +28,25 @@ class AllowedTokens:
 
     `starts_text[i]`: token `ids[i]` may come first. A text is released without surrounding blanks, so a token
     that is another one when it is stripped and tokenised again cannot come first; nor can the rest of a word,
-    nor punctuation.
+    nor punctuation. `within_text[i]` is the place in `ids` of the same word after a blank, where there is one.
+    `continues_word[i]`: it is the rest of a word, not a word or its beginning.
     """
 
     ids: Int[Tensor, " allowed"]
     starts_text: Bool[Tensor, " allowed"]
+    within_text: Int[Tensor, " allowed"]
+    continues_word: Bool[Tensor, " allowed"]
 
     @property
     def starting_ids(self) -> Int[Tensor, " starting"]:
         return self.ids[self.starts_text]
+
+    def first_logits(self, logits: Float[Tensor, "batch allowed"]) -> Float[Tensor, "batch allowed"]:
+        """Logits of a text's first token.
+
+        What goes on from an opening may do so with a blank or without: a word is as likely as its two tokens.
+        """
+        return logits.logaddexp(logits[:, self.within_text]).masked_fill(~self.starts_text, -torch.inf)
 
 
 def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedTokens:
@@ -64,8 +75,11 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
         raise InputError(
             "no token can begin a text", "model.name", "use a model with whole words in its vocabulary"
         )
-    device = language_model.device
-    return AllowedTokens(torch.tensor(ids, device=device), torch.tensor(starts.to_numpy(), device=device))
+    # A word without a token of its own after a blank stands for itself.
+    place = {word: i for i, word in reversed(list(enumerate(spelling)))}
+    within = np.array([place.get(f" {word}", i) for i, word in enumerate(spelling)])
+    columns = (ids, starts.to_numpy(bool), within, _continues(tokenizer, spelling).to_numpy(bool))
+    return AllowedTokens(*(torch.tensor(column, device=language_model.device) for column in columns))
 
 
 def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
@@ -79,3 +93,11 @@ def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
         return unchanged  # the tokenizer marks beginnings of words itself (SentencePiece)
     # Where " film" is allowed, "film" is a word; "uate" has no such twin.
     return unchanged & (" " + stripped).isin(spelling)
+
+
+def _continues(tokenizer: Any, spelling: pd.Series) -> pd.Series:
+    """Which tokens are joined to the word before them."""
+    if spelling.str.startswith(" ").any():
+        return spelling.str[0].map(str.isalnum)
+    pieces = pd.Series(tokenizer.convert_ids_to_tokens(spelling.index.tolist()), index=spelling.index)
+    return spelling.str[0].map(str.isalnum) & ~pieces.str.startswith("\N{LOWER ONE EIGHTH BLOCK}")

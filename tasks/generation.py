@@ -5,14 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from gradmm_core.artifacts import StageArtifact
-from gradmm_core.filters import text_figures
-from gradmm_core.generation import Shard, generate
+from gradmm_core.generation import Shard, generate, generation_figures
 from gradmm_core.language_model import ModelReference
 from gradmm_core.settings import ClassSettings, GenerationSettings, TargetGradientSettings
-from gradmm_core.target_space import from_table
-from gradmm_core.target_table import matrix_of
 from gradmm_core.template import ResponseTemplate
 from tasks.inputs import read_model
+from tasks.matched_target import matched_target
 from tasks.stage import Outcome, RunContext, stage_task
 
 
@@ -31,18 +29,12 @@ def generation_shard(
     settings: GenerationSettings,
     seed: int,
 ) -> Outcome:
-    """Some of one class's texts.
-
-    `records` is how many the class has, as far as that may be known: None unless the target is matched as a mean.
-    """
+    """Some of one class's texts."""
     attention = "sdpa" if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
-    matched = matrix_of(target.read_table(), category.label)
-    where = from_table(space and space.read_table(), template, matching, language_model.device)
-    if space and records is not None:
-        clip_scale = space.figures["clip_scale"][str(category.label)]
-        matched = where.mean_gradient(matched.to(language_model.device), category.label, records, clip_scale)
-        where = where.without_centres()
+    matched, where = matched_target(
+        target, space, template, matching, category.label, records, language_model.device
+    )
     texts = generate(
         language_model,
         template,
@@ -56,11 +48,11 @@ def generation_shard(
         settings,
         seed,
     )
-    return texts, text_figures(texts)
+    return texts, generation_figures(texts)
 
 
 @stage_task("generation")
 def generation(context: RunContext, shards: list[StageArtifact]) -> Outcome:
     """All shards' texts together."""
     texts = pd.concat([shard.read() for shard in shards], ignore_index=True)
-    return texts, text_figures(texts)
+    return texts, generation_figures(texts)

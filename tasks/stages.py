@@ -23,20 +23,23 @@ def _core(*names: str) -> tuple[str, ...]:
 
 _MODEL = _core("language_model", "template", "head_gradient")
 _SPACE = _core("vocabulary", "opening", "public_text", "target_space", "target_table")
+_FILTERS = _core("filters", "variety")
 _FULL_GRADIENT = _core("full_gradient", "matching")
 _SCORING = (*_MODEL, *_core("classification"))
-_FINETUNING = (*_SCORING, *_core("data", "filters", "finetune_eval"), "tasks.finetuning")
+_FINETUNING = (*_SCORING, *_FILTERS, *_core("data", "finetune_eval"), "tasks.finetuning")
 
 _GENERATION = (
     *_MODEL,
     *_FULL_GRADIENT,
     *_SPACE,
-    *_core("projection", "admm", "rerank", "perplexity", "generation", "filters"),
+    *_core("projection", "admm", "search", "readable", "compute_meter", "perplexity", "generation"),
+    *_FILTERS,
     "tasks.generation",
+    "tasks.matched_target",
 )
 
 STAGES: dict[str, Stage] = {
-    "target_space": Stage(1, (*_MODEL, *_SPACE, "tasks.target_space")),
+    "target_space": Stage(2, (*_MODEL, *_SPACE, "tasks.target_space")),
     "target_gradient": Stage(
         2,
         (
@@ -47,11 +50,21 @@ STAGES: dict[str, Stage] = {
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(2, _GENERATION),
-    "generation": Stage(2, _GENERATION),
-    "label_filter": Stage(1, (*_SCORING, *_core("filters", "label_filter"), "tasks.label_filter")),
-    "loss_selection": Stage(1, (*_core("filters", "loss_selection"), "tasks.loss_selection")),
-    "category_balance": Stage(1, (*_core("filters", "category_balance"), "tasks.category_balance")),
+    "generation_shard": Stage(3, _GENERATION),
+    "generation": Stage(3, _GENERATION),
+    "label_filter": Stage(2, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
+    "loss_selection": Stage(
+        2,
+        (
+            *_MODEL,
+            *_FILTERS,
+            *_SPACE,
+            *_core("target_set", "loss_selection"),
+            "tasks.loss_selection",
+            "tasks.matched_target",
+        ),
+    ),
+    "category_balance": Stage(2, (*_FILTERS, *_core("category_balance"), "tasks.category_balance")),
     "finetune_eval": Stage(1, (*_FINETUNING, "tasks.finetune_eval")),
     "mechanism_audit": Stage(
         1,
@@ -60,6 +73,6 @@ STAGES: dict[str, Stage] = {
             "tasks.mechanism_audit",
         ),
     ),
-    "memorisation": Stage(1, (*_core("data", "filters", "memorisation"), "tasks.memorisation")),
+    "memorisation": Stage(1, (*_FILTERS, *_core("data", "memorisation"), "tasks.memorisation")),
     "mia_audit": Stage(1, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+from random import Random
+
+import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradmm_core.category_balance import balance_categories
 from gradmm_core.errors import InputError
-from gradmm_core.filters import filter_figures, kept_texts
+from gradmm_core.filters import filter_figures, kept_texts, text_figures
 from gradmm_core.label_filter import filter_labels
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.loss_selection import select_by_loss
 from gradmm_core.settings import CategoryBalanceSettings, Exemplar, LabelFilterSettings, LossSelectionSettings
+from gradmm_core.target_set import TargetSet
 from gradmm_core.template import ResponseTemplate, TokenisedTemplate
 
 losses = st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=12)
@@ -43,6 +48,67 @@ def test_loss_selection_drops_duplicates_before_counting_and_keeps_the_best_of_t
     assert ranked[ranked["kept"]]["id"].tolist() == ["0-00001", "0-00002", "0-00003"]
     assert ranked[ranked["id"] == "0-00000"]["reason"].tolist() == ["duplicate"]
     assert ranked["rank"].tolist() == [1, 2, 3, 4]
+
+
+def test_loss_selection_drops_near_duplicates_of_better_texts_of_the_class() -> None:
+    words = [
+        "the soup was warm and the bread was fresh today",
+        "a quiet room with good light",
+        "the soup was warm and the bread was fresh again",
+        "the soup was warm",
+    ]
+    frame = texts([0.3, 0.2, 0.1, 0.4], [0.5] * 4, words=words * 2)
+    ranked = select_by_loss(frame, LossSelectionSettings(per_class=4)).set_index("id")
+    assert ranked.loc[["0-00002", "0-00001", "0-00003"], "kept"].all()
+    assert ranked.loc["0-00000", "reason"] == "duplicate"  # shares 7 of 9 trigrams with a better one
+    assert ranked.loc["1-00002", "reason"] == "duplicate"  # as good as the other one, which has the lower id
+    assert ranked["kept"].sum() == 6
+    lenient = select_by_loss(frame, LossSelectionSettings(per_class=4, near_duplicate=0.8))
+    assert lenient["kept"].all()
+    fewer = select_by_loss(frame, LossSelectionSettings(per_class=2)).set_index("id")
+    assert fewer[fewer["kept"]].index.tolist() == ["0-00002", "0-00001", "1-00000", "1-00001"]
+    assert fewer.loc["0-00003", "reason"] == "higher matching loss than the texts kept"
+
+
+def random_set(count: int, seed: int) -> TargetSet:
+    """The set losses of `count` texts with random gradients of three coordinates."""
+    random = np.random.default_rng([count, seed])
+    gradients = torch.from_numpy(random.normal(size=(count, 3)))
+    return TargetSet(gradients @ gradients.mT, gradients @ torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+
+
+@settings(max_examples=50, deadline=None)
+@given(first=losses, second=losses, count=st.integers(1, 6), order=st.randoms(use_true_random=False))
+def test_selection_by_set_keeps_what_the_set_chooses_among_texts_that_are_no_duplicates(
+    first: list[float], second: list[float], count: int, order: Random
+) -> None:
+    """A set's rows are its class's texts in the order of the frame, whatever their losses."""
+    words = [f"w{min(i, 6)}" for i in range(len(first))] + [f"W{min(i, 6)}" for i in range(len(second))]
+    rows = list(range(len(words)))
+    order.shuffle(rows)
+    frame = texts(first, second, words=words).iloc[rows].reset_index(drop=True)
+    sets = {label: random_set(len(of_class), label) for label, of_class in enumerate((first, second))}
+    ranked = select_by_loss(frame, LossSelectionSettings(per_class=count, by="set"), sets)
+    for label in (0, 1):
+        of_class = frame[frame["label"] == label].reset_index(drop=True)
+        best = of_class.sort_values(["matching_loss", "id"]).drop_duplicates("text").index.tolist()
+        expected = of_class.loc[sets[label].choose(count, among=best), "id"]
+        verdict = ranked[ranked["label"] == label].set_index("id")
+        assert set(verdict[verdict["kept"]].index) == set(expected)
+        reasons = dict.fromkeys(of_class["id"], "duplicate")
+        reasons |= dict.fromkeys(of_class.loc[best, "id"], "the set matches better without it")
+        assert verdict["reason"].to_dict() == reasons | dict.fromkeys(expected, "")
+
+
+def test_figures_of_texts_tell_how_varied_they_are() -> None:
+    frame = texts([0.1, 0.3], words=["the soup was warm", "the soup was cold"])
+    figures = text_figures(frame)
+    assert figures["texts"] == 2
+    assert figures["mean_matching_loss"] == pytest.approx(0.2)
+    assert figures["mean_log_perplexity"] == 4.0
+    assert figures["distinct_2"] == pytest.approx(4 / 6)
+    # 3 of 4 words, 2 of 3 pairs, 1 of 2 triples, and none of 1
+    assert figures["self_bleu"] == pytest.approx((3 / 4 * 2 / 3 * 1 / 2 * 0.1) ** 0.25)
 
 
 @given(first=losses, second=losses, third=losses, floor=st.integers(1, 5))

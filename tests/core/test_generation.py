@@ -6,22 +6,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradmm_core.generation import Shard, generate, plan_shards
+from gradmm_core.generation import Shard, generate, generation_figures, plan_shards
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.perplexity import log_perplexities
+from gradmm_core.readable import Readable
 from gradmm_core.settings import (
     AdmmSettings,
     GenerationSettings,
     ProjectionSettings,
-    RerankSettings,
+    SearchSettings,
     TargetGradientSettings,
 )
 from gradmm_core.target_space import FULL
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 
 SETTINGS = GenerationSettings(
-    admm=AdmmSettings(iterations=3, inner_steps=4), projection=ProjectionSettings(candidates=20)
+    admm=AdmmSettings(iterations=3, inner_steps=4),
+    projection=ProjectionSettings(candidates=20),
+    search=SearchSettings(draws=6, rounds=2, edits=8, top_k=50),
 )
+RERANK = SearchSettings(draws=7, top_k=50, rounds=0, fluency=0.0)
+TOKENS = 6
+METHODS = pytest.mark.parametrize("method", ["search", "admm"])
 
 
 def texts(
@@ -45,52 +51,74 @@ def texts(
         "they said\n",
         "good",
         shard,
-        6,
-        TargetGradientSettings(matching=matching),
+        TOKENS,
+        TargetGradientSettings.model_validate({"matching": matching}),
         settings,
         seed,
     )
 
 
-def test_shards_and_batches_change_nothing_but_the_shard_column(
-    phi: LanguageModel, template: TokenisedTemplate
+@METHODS
+def test_shards_and_batches_change_nothing_but_the_shard_column_and_who_read_the_opening(
+    phi: LanguageModel, template: TokenisedTemplate, method: str
 ) -> None:
-    whole = texts(phi, template, Shard(1, 0, 0, 5))
+    whole = texts(phi, template, Shard(1, 0, 0, 5), method=method)
     parts = pd.concat(
-        [texts(phi, template, Shard(1, 0, 0, 2)), texts(phi, template, Shard(1, 1, 2, 3), batch_size=2)],
+        [
+            texts(phi, template, Shard(1, 0, 0, 2), method=method),
+            texts(phi, template, Shard(1, 1, 2, 3), batch_size=2, method=method),
+        ],
         ignore_index=True,
     )
-    exact = ["id", "label", "label_name", "text", "token_ids", "steps"]
-    pd.testing.assert_frame_equal(whole[exact], parts[exact])
-    pd.testing.assert_frame_equal(
-        whole[["matching_loss", "log_perplexity"]], parts[["matching_loss", "log_perplexity"]]
-    )
+    apart = ["shard", "token_passes"]
+    pd.testing.assert_frame_equal(whole.drop(columns=apart), parts.drop(columns=apart))
     assert parts["shard"].tolist() == [0, 0, 1, 1, 1]
+    opening = len(phi.encode("they said\n"))
+    # Once for each shard, whatever the batches.
+    assert parts["token_passes"].sum() - whole["token_passes"].sum() == pytest.approx(opening)
 
 
-def test_seed_and_example_number_decide_the_texts(phi: LanguageModel, template: TokenisedTemplate) -> None:
-    first = texts(phi, template, Shard(1, 0, 0, 3))["text"].tolist()
-    assert first == texts(phi, template, Shard(1, 0, 0, 3))["text"].tolist()
-    assert first != texts(phi, template, Shard(1, 0, 0, 3), seed=1)["text"].tolist()
+@METHODS
+def test_seed_and_example_number_decide_the_texts(
+    phi: LanguageModel, template: TokenisedTemplate, method: str
+) -> None:
+    first = texts(phi, template, Shard(1, 0, 0, 3), method=method)["text"].tolist()
+    assert first == texts(phi, template, Shard(1, 0, 0, 3), method=method)["text"].tolist()
+    assert first != texts(phi, template, Shard(1, 0, 0, 3), seed=1, method=method)["text"].tolist()
     assert len(set(first)) == 3
 
 
+@METHODS
 def test_loss_and_tokens_are_those_of_the_text_as_released(
-    phi: LanguageModel, template: TokenisedTemplate
+    phi: LanguageModel, template: TokenisedTemplate, method: str
 ) -> None:
     target = torch.randn(phi.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    for row in texts(phi, template, Shard(1, 0, 0, 4)).itertuples():
-        assert row.text == row.text.strip()
-        assert row.token_ids == phi.encode(row.text)
-        batch = make_batch(template, [phi.encode(row.text)], [1], phi.device)
-        assert row.matching_loss == pytest.approx(
-            float(head_gradients(phi, batch).matching_losses(target)), abs=1e-7
+    tried = {"admm": SETTINGS.admm.iterations, "search": SETTINGS.search.rounds}[method]
+    for row in texts(phi, template, Shard(1, 0, 0, 4), method=method).to_dict("records"):
+        text = row["text"]
+        assert text == text.strip()
+        assert row["token_ids"] == phi.encode(text)
+        loss = head_gradients(phi, make_batch(template, [phi.encode(text)], [1], phi.device)).matching_losses(
+            target
         )
-        assert len(row.loss_history) == SETTINGS.admm.iterations + 1
+        assert row["matching_loss"] == pytest.approx(float(loss), abs=1e-7)
+        assert len(row["loss_history"]) == tried + 1
+
+
+def test_searched_texts_are_readable_so_that_they_match_as_they_were_found(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    found = texts(phi, template, Shard(1, 0, 0, 8), method="search")
+    for row in found.to_dict("records"):
+        assert len(row["token_ids"]) == TOKENS
+        assert row["matching_loss"] == pytest.approx(row["loss_history"][-1], abs=1e-9)
+        assert bool(Readable(phi, template)(torch.tensor([row["token_ids"]])).all())
+    histories = found["loss_history"].tolist()
+    assert sum(history[-1] < history[0] for history in histories) > len(histories) / 2
 
 
 def test_full_gradient_matching_generates_too(phi: LanguageModel, template: TokenisedTemplate) -> None:
-    made = texts(phi, template, Shard(0, 0, 0, 2), matching="full-gradient")
+    made = texts(phi, template, Shard(0, 0, 0, 2), matching="full-gradient", method="admm")
     assert made["text"].str.len().min() > 0
     assert made["matching_loss"].between(0, 2).all()
 
@@ -113,20 +141,36 @@ def test_log_perplexity_is_the_models_own_loss(phi: LanguageModel) -> None:
         assert value == pytest.approx(float(phi.model(input_ids=with_start, labels=with_start).loss), rel=1e-6)
 
 
-def test_reranking_keeps_the_best_of_each_examples_draws_whatever_the_shards(
+def test_reranking_is_a_search_without_rounds_whatever_the_shards(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:
-    rerank = {"method": "rerank", "rerank": RerankSettings(draws=7, top_k=50)}
-    whole = texts(phi, template, Shard(1, 0, 0, 5), **rerank)
-    parts = [texts(phi, template, shard, **rerank) for shard in (Shard(1, 0, 0, 2), Shard(1, 1, 2, 3))]
-    pd.testing.assert_frame_equal(
-        whole.drop(columns="shard"), pd.concat(parts, ignore_index=True).drop(columns="shard")
-    )
-    assert whole["steps"].tolist() == [0] * 5
-    for history, loss in zip(whole["loss_history"], whole["matching_loss"], strict=True):
-        assert len(history) == 7
-        assert len(set(history)) > 1
-        assert loss == pytest.approx(min(history), abs=0.2)  # the released text may be tokenised in another way
-    assert texts(phi, template, Shard(1, 0, 0, 5), seed=1, **rerank)["text"].tolist() != whole["text"].tolist()
-    more = texts(phi, template, Shard(1, 0, 0, 5), method="rerank", rerank=RerankSettings(draws=70, top_k=50))
+    def reranked(shard: Shard, seed: int = 0, **changes) -> pd.DataFrame:
+        search = RERANK.model_copy(update=changes)
+        return texts(phi, template, shard, method="search", search=search, seed=seed)
+
+    whole = reranked(Shard(1, 0, 0, 5))
+    parts = pd.concat([reranked(Shard(1, 0, 0, 2)), reranked(Shard(1, 1, 2, 3))], ignore_index=True)
+    apart = ["shard", "token_passes"]
+    pd.testing.assert_frame_equal(whole.drop(columns=apart), parts.drop(columns=apart))
+    assert whole["loss_history"].tolist() == [[pytest.approx(loss)] for loss in whole["matching_loss"]]
+    assert reranked(Shard(1, 0, 0, 5), seed=1)["text"].tolist() != whole["text"].tolist()
+    more = reranked(Shard(1, 0, 0, 5), draws=70)
     assert more["matching_loss"].mean() < whole["matching_loss"].mean()
+    better = reranked(Shard(1, 0, 0, 5), rounds=2)
+    assert better["matching_loss"].mean() < whole["matching_loss"].mean()
+
+
+def test_token_passes_are_those_of_the_search_shared_among_a_shards_texts(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    count = 4
+    made = texts(phi, template, Shard(1, 0, 0, count), method="search")
+    opening = len(phi.prefix_ids) + len(phi.encode("they said\n"))
+    scored = len(template.prefix) + TOKENS + len(template.tail(1))
+    written = TOKENS - 1  # nothing is predicted after the last one
+    a_round = 3 * scored + 8 * scored  # forward and back, then the edits
+    expected = opening / count + 6 * (written + scored) + 2 * a_round
+    assert made["token_passes"].tolist() == pytest.approx([expected] * count)
+    figures = generation_figures(pd.concat([made, made.assign(token_passes=2 * made["token_passes"])]))
+    assert figures["token_passes_per_text"] == pytest.approx(1.5 * expected)
+    assert figures["texts"] == 2 * count

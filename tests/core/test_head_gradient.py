@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,6 +49,27 @@ def autograd_head_gradient(
     loss = F.cross_entropy(logits, torch.tensor(response))
     gradients = torch.autograd.grad(loss, parameters, create_graph=create_graph)
     return torch.cat([g if g.ndim == 2 else g[:, None] for g in gradients], dim=1)
+
+
+def test_losses_come_with_the_logits_of_the_texts_own_tokens(model: LanguageModel) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " not good"}, max_text_tokens=64)
+    template = replace(tokenise_template(model, wording), prefix=(3, 4))
+    matching = HeadMatching(model, template, 1, torch.randn_like(model.head))
+    ids = torch.tensor([model.encode("the soup was warm"), model.encode("a quiet train again")])
+    x = model.embed(ids).requires_grad_(True)
+    losses, logits = matching.with_logits(x)
+    assert torch.allclose(losses, matching(x), atol=1e-10)
+    for i, row in enumerate(ids.tolist()):
+        plain = model.model(input_ids=torch.tensor([[3, 4, *row]])).logits[0]
+        assert torch.allclose(logits[i], plain[2:-1], atol=1e-8)  # of tokens 1, 2, ..., before each is read
+    # The logits are there to be looked at: no gradient is to come through them.
+    assert not logits.requires_grad
+    (slope,) = torch.autograd.grad(losses.sum(), [x])
+    (plain_slope,) = torch.autograd.grad(matching(x).sum(), [x])
+    assert torch.allclose(slope, plain_slope, atol=1e-10)
+    one, no_logits = matching.with_logits(x[:, :1])
+    assert one.shape == (2,)
+    assert no_logits.shape == (2, 0, len(model.head))
 
 
 @pytest.mark.parametrize("verbaliser", [" good", " not really very good at all"])
@@ -109,6 +132,20 @@ def test_inner_products_norms_and_losses_equal_those_of_the_matrices(seed: int, 
     assert torch.allclose(gradients.norms(), torch.linalg.matrix_norm(matrices))
     cosine = F.cosine_similarity(matrices.flatten(1), target.flatten()[None])
     assert torch.allclose(gradients.matching_losses(target), 1 - cosine)
+
+
+@settings(max_examples=50, deadline=None)
+@given(centred=st.booleans(), **shapes)
+def test_gram_equals_the_inner_products_of_every_pair_of_matrices(
+    seed: int, batch: int, response: int, centred: bool
+) -> None:
+    gradients = random_gradients(seed, batch, response)
+    if centred:
+        centre = torch.randn(11, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+        gradients = replace(gradients, centre=centre)
+    flat = gradients.materialise().flatten(1)
+    assert torch.allclose(gradients.gram(), flat @ flat.mT, atol=1e-10)
+    assert torch.allclose(gradients.gram().diagonal().sqrt(), gradients.norms(), atol=1e-6)
 
 
 @settings(max_examples=50, deadline=None)

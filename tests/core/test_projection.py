@@ -15,6 +15,15 @@ from tests.conftest import tiny_language_model
 INSTRUCTION = "a quiet room :\n"
 
 
+def with_blank_twins(model: LanguageModel, allowed: AllowedTokens, log_probabilities: Tensor) -> Tensor:
+    """log(p(word) + p( word)) of every token that may start a text."""
+    added = log_probabilities.clone()
+    for token in allowed.starting_ids.tolist():
+        (twin,) = model.encode(" " + model.decode([token]))
+        added[token] = (log_probabilities[token].exp() + log_probabilities[twin].exp()).log()
+    return added
+
+
 def slow_projection(
     model: LanguageModel, allowed: AllowedTokens, row_of_x: Tensor, rule: str, k: int
 ) -> list[int]:
@@ -24,6 +33,8 @@ def slow_projection(
         usable = allowed.starting_ids if j == 0 else allowed.ids
         ids = torch.tensor([[*model.prefix_ids, *model.encode(INSTRUCTION), *chosen]])
         log_probabilities = model.model(input_ids=ids).logits[0, -1].log_softmax(dim=0)
+        if j == 0:  # a word may go on from the instruction as either of its two tokens
+            log_probabilities = with_blank_twins(model, allowed, log_probabilities)
         distances = (model.embeddings - row).norm(dim=1)
         if rule == "nearest-of-likely":
             likely = sorted(usable.tolist(), key=lambda i: -float(log_probabilities[i]))[:k]
@@ -45,7 +56,9 @@ def test_projection_equals_the_slow_one(tokenizer, family: str, rule: str) -> No
     x = model.embeddings[torch.randint(len(tokenizer), (4, 6))] + 0.1 * torch.randn(
         4, 6, model.embeddings.shape[1]
     )
-    project = Projector(model, allowed, INSTRUCTION, ProjectionSettings(rule=rule, candidates=9))
+    project = Projector(
+        model, allowed, INSTRUCTION, ProjectionSettings.model_validate({"rule": rule, "candidates": 9})
+    )
     expected = [slow_projection(model, allowed, rows, rule, 9) for rows in x]
     assert project(x).tolist() == expected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from gradmm_core.errors import InputError
 from gradmm_core.recipe import Recipe, load_recipe, setting_names, validate_recipe
+from gradmm_core.settings import AdmmSettings, ProjectionSettings
 
 MINIMAL = """
 name: minimal
@@ -36,9 +38,9 @@ def minimal(tmp_path: Path) -> Path:
     return path
 
 
-def refusal(path: Path, *overrides: str) -> str:
+def refusal(path: Path, *overrides: str, preset: Path | None = None) -> str:
     with pytest.raises(InputError) as caught:
-        load_recipe(path, overrides)
+        load_recipe(path, overrides, preset)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -161,6 +163,87 @@ def test_a_long_value_is_not_repeated_in_full(minimal: Path) -> None:
     assert len(refusal(minimal, "seed=" + "x" * 1000)) < 300
 
 
+# --- Presets ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def preset(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "preset.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_preset_goes_over_the_recipe_and_under_the_overrides(
+    minimal: Path, preset: Callable[[str], Path]
+) -> None:
+    minimal.write_text(
+        MINIMAL + "generation:\n  per_class: 60\n  admm: {rho: 0.5, iterations: 7, inner_steps: 8}\n"
+    )
+    chosen = preset("generation: {admm: {rho: 0.25, iterations: 9}}\nseed: 3")
+    recipe = load_recipe(minimal, ["generation.admm.rho=0.125", "seed=4"], chosen)
+    admm = recipe.generation.admm
+    assert (admm.rho, admm.iterations, admm.inner_steps) == (0.125, 9, 8)
+    assert recipe.seed == 4
+    assert recipe.generation.per_class == 60
+    assert load_recipe(minimal, [], chosen).generation.admm.rho == 0.25
+    assert load_recipe(minimal).generation.admm.rho == 0.5
+
+
+def test_a_preset_replaces_lists_as_a_whole(minimal: Path, preset: Callable[[str], Path]) -> None:
+    chosen = preset("label_filter: {exemplars: [{text: Grand., label: 1}]}\nfinetune_eval: {seeds: [5]}")
+    recipe = load_recipe(minimal, ["label_filter.batch_size=3"], chosen)
+    assert [exemplar.text for exemplar in recipe.label_filter.exemplars] == ["Grand."]
+    assert recipe.finetune_eval.seeds == (5,)
+    assert len(recipe.classes) == 2
+
+
+def test_a_preset_can_complete_a_recipe_and_null_undoes_a_setting(
+    minimal: Path, preset: Callable[[str], Path]
+) -> None:
+    minimal.write_text(
+        MINIMAL.replace("data: {hub: someone/something}", "") + "privacy: {epsilon: 1, delta: 1e-5}"
+    )
+    recipe = load_recipe(minimal, [], preset("data: {path: /there}\nprivacy: {epsilon: null}"))
+    assert recipe.data.path == "/there"
+    assert recipe.privacy.epsilon is None
+    assert recipe.privacy.delta == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a mapping of settings"),
+        ("a: [", "cannot be read (while parsing"),
+        ("seed: 1\nseed: 2", "cannot be read (found the key 'seed' twice"),
+        (
+            "generation: {admm: {roh: 1}}",
+            "unknown setting 'generation.admm.roh'; did you mean 'generation.admm.rho'?",
+        ),
+        ("generation: {method: rerank}", "generation.method: input should be 'search' or 'admm', not 'rerank'"),
+        ("generation: {admm: null}", "generation.admm: input should be a valid dictionary"),
+        ("generation: 5", "generation: input should be a valid dictionary"),
+        ("classes: {0: {name: x}}", "classes: input should be a valid tuple"),
+        ("1: 2", "1: keys should be strings, not 1"),
+    ],
+)
+def test_a_bad_preset_is_refused_in_one_line_that_names_its_file(
+    minimal: Path, preset: Callable[[str], Path], text: str, message: str
+) -> None:
+    chosen = preset(text)
+    line = refusal(minimal, preset=chosen)
+    assert line.startswith(f"{chosen}: ")
+    assert message in line
+
+
+def test_what_a_preset_lacks_is_missed_in_the_recipe(minimal: Path, preset: Callable[[str], Path]) -> None:
+    minimal.write_text(MINIMAL.replace("name: minimal", ""))
+    line = refusal(minimal, preset=preset("model: {dtype: bfloat16}"))
+    assert line.startswith(f"{minimal}: name: field required")
+
+
 # --- Files --------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +285,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
         (["label_filter.exemplars.0.label=5"], "label_filter.exemplars: no class has the label 5"),
         (["label_filter.exemplars=[]"], "label_filter.exemplars: none given"),
         (["loss_selection.per_class=51"], "loss_selection.per_class: more than generation.per_class"),
+        (["generation.search.draws=1"], "generation.search.draws: fluency is measured by at least 2"),
         (["data.hub=null"], "data: neither data.path nor data.hub is set"),
         (["data.test_split=train"], "data.train_split: also named as the validation or test split"),
         (["data.validation_split=train"], "data.train_split: also named as the validation or test split"),
@@ -229,8 +313,9 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_a_private_run_refuses_what_reads_or_couples_private_records(
     minimal: Path, override: str, message: str
 ) -> None:
-    load_recipe(minimal, [override])
-    assert message in refusal(minimal, override, "privacy.epsilon=1", "privacy.delta=1e-5")
+    public = [override, "generation.method=admm"]  # the full gradient has no other
+    load_recipe(minimal, public)
+    assert message in refusal(minimal, *public, "privacy.epsilon=1", "privacy.delta=1e-5")
 
 
 @pytest.mark.parametrize(
@@ -258,9 +343,31 @@ def test_releases_are_counted_by_where_the_data_come_from(minimal: Path, tmp_pat
     assert load_recipe(minimal, [*hub, "privacy.ledger=patients"]).ledger == "patients"
 
 
-def test_the_full_gradient_has_no_other_space(minimal: Path) -> None:
-    message = "target_gradient.space: the full gradient needs space=full and centred=false"
-    assert message in refusal(minimal, "target_gradient.matching=full-gradient")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "target_gradient.space: the full gradient needs space=full and centred=false"),
+        (
+            ["target_gradient.space=full"],
+            "target_gradient.space: the full gradient needs space=full and centred=false",
+        ),
+        (
+            ["target_gradient.space=full", "target_gradient.centred=false"],
+            "generation.method: the full gradient has no closed form to search by; set admm",
+        ),
+        (
+            [
+                "target_gradient.space=full",
+                "target_gradient.centred=false",
+                "generation.method=admm",
+                "loss_selection.by=set",
+            ],
+            "loss_selection.by: the full gradient has no closed form for sets; set text",
+        ),
+    ],
+)
+def test_the_full_gradient_has_no_closed_forms(minimal: Path, overrides: list[str], message: str) -> None:
+    assert message in refusal(minimal, "target_gradient.matching=full-gradient", *overrides)
 
 
 def test_setting_names_are_those_that_overrides_take() -> None:
@@ -281,8 +388,8 @@ SHIPPED = {
 }
 
 
-def shipped(name: str, *overrides: str) -> Recipe:
-    return load_recipe(Path(str(files("deployments") / "recipes" / f"{name}.yaml")), overrides)
+def shipped(name: str, *overrides: str, preset: Path | None = None) -> Recipe:
+    return load_recipe(Path(str(files("deployments") / "recipes" / f"{name}.yaml")), overrides, preset)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -299,6 +406,45 @@ def test_a_shipped_recipe_becomes_private_by_its_epsilon_alone(name: str) -> Non
     recipe = shipped(name, "privacy.epsilon=0.05")
     assert recipe.privacy.epsilon == 0.05
     assert recipe.privacy.declared_records is not None
+
+
+PRESETS = sorted(file.stem for file in (Path(str(files("deployments"))) / "presets").glob("*.yaml"))
+
+
+def shipped_preset(name: str) -> Path:
+    return Path(str(files("deployments") / "presets" / f"{name}.yaml"))
+
+
+def test_shipped_presets_are_the_baselines() -> None:
+    assert PRESETS == ["paper", "rerank", "zero-shot"]
+    paper, rerank, zero_shot = (shipped("demo", preset=shipped_preset(name)) for name in PRESETS)
+    assert paper.generation.method == "admm"
+    assert paper.generation.admm == AdmmSettings(
+        rho=0.1,
+        iterations=30,
+        inner_steps=50,
+        learning_rate=0.008,
+        gradient_clip=1.0,
+        initial_draws=5,
+        initial_steps=0,
+        keep="last",
+    )
+    assert paper.generation.projection == ProjectionSettings(rule="nearest-of-likely", candidates=200)
+    assert not paper.target_gradient.uses_public_text
+    assert paper.privacy.calibration == "paper"
+    assert (paper.loss_selection.by, paper.loss_selection.near_duplicate) == ("text", 1.0)
+    for recipe, draws in ((rerank, 150), (zero_shot, 1)):
+        search = recipe.generation.search
+        assert recipe.generation.method == "search"
+        assert (search.draws, search.rounds, search.fluency) == (draws, 0, 0.0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_preset_goes_over_every_shipped_recipe_and_can_be_private(name: str, preset: str) -> None:
+    chosen = shipped(name, "privacy.epsilon=0.5", preset=shipped_preset(preset))
+    assert chosen.name == name
+    assert chosen.classes == shipped(name).classes
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -65,7 +65,7 @@ def texts_of(labels: dict[int, str], texts: list[str]) -> pd.DataFrame:
             "matching_loss": 0.1 + 0.01 * number + 0.001 * label,
             "log_perplexity": 4.0 + 0.125 * number,
             "shard": 0,
-            "steps": 1500,
+            "token_passes": 61234.5,
             "loss_history": [0.5, 0.25],
             "predicted": label,
             "probability": 0.9,
@@ -77,7 +77,13 @@ def texts_of(labels: dict[int, str], texts: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def run_record(labels: dict[int, str], rows: int, model_revision: str | None = None, **privacy: Any) -> RunRecord:
+def run_record(
+    labels: dict[int, str],
+    rows: int,
+    model_revision: str | None = None,
+    generation: dict[str, Any] | None = None,
+    **privacy: Any,
+) -> RunRecord:
     """A finished run whose figures are `PLANTED`; private by default."""
     words = [" bad", " great", " odd"]
     classes = [
@@ -93,13 +99,18 @@ def run_record(labels: dict[int, str], rows: int, model_revision: str | None = N
             "classes": classes,
             "model": {"name": model_name},
             "privacy": {"epsilon": 0.05, "declared_records": 50000} | privacy,
-            "generation": {"per_class": 2 * rows // len(labels)},
+            "generation": {"per_class": 2 * rows // len(labels)} | (generation or {}),
             "loss_selection": {"per_class": rows // len(labels)},
             "label_filter": {"exemplars": [{"text": "A warm, clever film.", "label": next(iter(labels))}]},
         }
     )
     left = {"kept": rows, "kept_by_label": {str(label): rows // len(labels) for label in labels}}
-    quality = {"mean_matching_loss": 0.31234567, "mean_log_perplexity": 5.4321}
+    quality = {
+        "mean_matching_loss": 0.31234567,
+        "mean_log_perplexity": 5.4321,
+        "distinct_2": 0.91234,
+        "self_bleu": 0.12345,
+    }
     promise = guarantee(recipe.privacy)
     figures: dict[str, dict[str, Any]] = {
         "target_gradient": {
@@ -107,9 +118,9 @@ def run_record(labels: dict[int, str], rows: int, model_revision: str | None = N
             "clip_fraction": PLANTED["clip_fraction"],
             "sigma": promise.sigma,
         },
-        "generation": {"texts": 2 * rows, **quality},
+        "generation": {"texts": 2 * rows, **quality, "token_passes_per_text": 61234.5},
         "label_filter": left,
-        "loss_selection": left,
+        "loss_selection": left | {"set_matching_loss_before": 0.0821, "set_matching_loss": 0.0417},
         "category_balance": left | quality,
         "finetune_eval": {
             "accuracy_before": PLANTED["accuracy_before"],
@@ -339,6 +350,41 @@ def test_card_gives_every_term_of_the_guarantee(
     ):
         assert words in html, words
     assert "differential-privacy" in front_matter(folder)["tags"]
+
+
+#: Settings of generation, and what is to be read of them on the card and in the report.
+WAYS = [
+    (
+        {"search": {"draws": 20, "rounds": 6}},
+        "for each the best of 20 that the model wrote after a public instruction, "
+        "with words changed over 6 rounds where that made it better.",
+    ),
+    (
+        {"method": "admm", "admm": {"iterations": 30}},
+        "by ADMM over embeddings, in 30 iterations, held to words that the model finds likely",
+    ),
+    (
+        {"method": "admm", "admm": {"iterations": 7}, "projection": {"rule": "nearest"}},
+        "by ADMM over embeddings, in 7 iterations, held to words.",
+    ),
+    (
+        {"search": {"draws": 150, "rounds": 0}},
+        "for each the best of 150 that the model wrote after a public instruction.",
+    ),
+    (
+        {"search": {"draws": 1, "rounds": 0}},
+        "taken as the model wrote them after a public instruction; the target had no say in them.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("generation", "words"), WAYS)
+def test_card_says_how_the_sentences_were_made(
+    tmp_path: Path, texts: pd.DataFrame, generation: dict[str, Any], words: str
+) -> None:
+    run = run_record(SENTIMENT, 12, generation=generation)
+    html = rendered(write_release(tmp_path / "release", run, texts))
+    assert words in html.split("How it was made")[1].split("<h2>")[0]
 
 
 def test_card_of_the_paper_calibration_names_no_accountant_and_says_where_its_proof_ends(

@@ -11,7 +11,7 @@ import pytest
 
 from gradmm_core.report import accuracy_by_arm, accuracy_plot, duration, figure, percent, points, write_report
 from gradmm_core.run_record import RunRecord
-from tests.core.test_release import HOSTILE, PLANTED, SENTIMENT, run_record, texts_of
+from tests.core.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -139,6 +139,9 @@ def test_figures_of_every_stage_appear(tmp_path: Path, private_run: RunRecord, t
     assert f"clip fraction {PLANTED['clip_fraction']:.4g}" in words
     assert f"records negative {PLANTED['records']:,}, positive {PLANTED['records']:,}" in words
     assert "mean matching loss 0.3123" in words
+    assert "distinct bigrams 0.9123; self-BLEU 0.1235" in words
+    assert "token passes per text 61,234" in words
+    assert "set matching loss before 0.0821; set matching loss 0.0417" in words
     assert "2 h 06 min" in words
     assert "2025-01-02 03:04 UTC" in words
 
@@ -165,6 +168,14 @@ def test_sentences_shown_are_the_ten_best_and_the_five_worst(tmp_path: Path, pri
     assert worst.count("film number") == 5
     assert worst.index("film number 11.") < worst.index("film number 10.")
     assert "0.211 5.38" in " ".join(worst.split())
+
+
+@pytest.mark.parametrize(("generation", "made"), WAYS)
+def test_sentences_are_shown_with_how_they_were_made(
+    tmp_path: Path, texts: pd.DataFrame, generation: dict[str, Any], made: str
+) -> None:
+    words = report(tmp_path, run_record(SENTIMENT, rows=20, generation=generation), texts).words
+    assert made in words
 
 
 def test_few_sentences_are_not_shown_twice(tmp_path: Path, private_run: RunRecord) -> None:
@@ -342,11 +353,12 @@ def test_numbers_have_sensible_digits() -> None:
     assert percent(0.74123, 0.0125) == "74.1 ± 1.2%"
     assert percent(1.0, digits=0) == "100%"
     assert points(-0.0123, 0.04) == "-1.2 ± 4.0 points"
-    assert [figure(v) for v in (None, 12345, 0.0123456, 2541.0, "auto", True)] == [
+    assert [figure(v) for v in (None, 12345, 0.0123456, 2541.4, 61234.5, "auto", True)] == [
         "none",
         "12,345",
         "0.01235",
-        "2541",
+        "2,541",
+        "61,234",
         "auto",
         "True",
     ]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.vocabulary import PATTERNS, allowed_tokens
+from tests.conftest import WORDS, tiny_language_model
 
 
 def test_special_control_foreign_and_surplus_tokens_are_not_allowed(phi: LanguageModel) -> None:
@@ -47,3 +51,76 @@ def test_no_allowed_token_is_an_error(phi: LanguageModel, monkeypatch: pytest.Mo
     monkeypatch.setitem(PATTERNS, "none", "§§§")
     with pytest.raises(InputError, match=r"generation\.projection\.language: no token is a word of 'none'"):
         allowed_tokens(phi, "none")
+
+
+def spellings(model: LanguageModel, ids: torch.Tensor) -> list[str]:
+    return [model.decode([token]) for token in ids.tolist()]
+
+
+def test_the_place_of_a_word_after_a_blank_is_that_of_the_same_word_or_its_own(phi: LanguageModel) -> None:
+    for language in PATTERNS:
+        allowed = allowed_tokens(phi, language)
+        words = spellings(phi, allowed.ids)
+        twins = spellings(phi, allowed.ids[allowed.within_text])
+        for word, twin in zip(words, twins, strict=True):
+            assert twin == (" " + word if " " + word in words else word)
+        assert any(word != twin for word, twin in zip(words, twins, strict=True))
+
+
+def test_what_continues_a_word_is_letters_and_digits_without_a_blank(phi: LanguageModel) -> None:
+    allowed = allowed_tokens(phi, "english")
+    continues = dict(zip(spellings(phi, allowed.ids), allowed.continues_word.tolist(), strict=True))
+    for spelling, flag in continues.items():
+        assert flag == spelling[0].isalnum()
+    assert continues["the"]
+    assert continues["7"]
+    assert not continues[" the"]
+    assert not continues["."]
+
+
+def test_a_first_word_is_as_likely_as_with_a_blank_and_without(phi: LanguageModel) -> None:
+    allowed = allowed_tokens(phi, "english")
+    logits = 3 * torch.randn(4, len(allowed.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    probabilities = logits.softmax(dim=1)
+    places = {spelling: i for i, spelling in enumerate(spellings(phi, allowed.ids))}
+    first = allowed.first_logits(logits)
+    for word, i in places.items():
+        if allowed.starts_text[i]:
+            both = probabilities[:, i] + probabilities[:, places[" " + word]]
+            # Logits are log-probabilities up to a constant, each row's own.
+            assert torch.allclose(first[:, i] - both.log(), logits.logsumexp(dim=1))
+        else:
+            assert first[:, i].isneginf().all()
+
+
+def sentencepiece_like(strip: bool) -> PreTrainedTokenizerFast:
+    """Blanks are part of the token, as a sign; Llama 2 and Mistral (not Gemma) strip the first one on decoding."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
+    stripped = [decoders.Strip(content=" ", left=1)] if strip else []
+    bpe.decoder = decoders.Sequence(
+        [decoders.Replace("\N{LOWER ONE EIGHTH BLOCK}", " "), decoders.Fuse(), *stripped]
+    )
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>"], show_progress=False)
+    bpe.train_from_iterator([WORDS + " bookish freshbread unfilm"] * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="<s>", pad_token="<s>")
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_words_of_a_sentencepiece_tokenizer_begin_a_text_and_its_pieces_continue_words(strip: bool) -> None:
+    tokenizer = sentencepiece_like(strip)
+    model = tiny_language_model(tokenizer, "llama")
+    allowed = allowed_tokens(model, "english")
+    names = tokenizer.convert_ids_to_tokens(allowed.ids.tolist())
+    columns = (allowed.starts_text, allowed.within_text, allowed.continues_word)
+    for i, (name, starts, within, continues) in enumerate(
+        zip(names, *(column.tolist() for column in columns), strict=True)
+    ):
+        begins = name.startswith("\N{LOWER ONE EIGHTH BLOCK}")
+        assert continues == (name[0].isalnum())
+        assert within == i or not begins
+        if starts:
+            assert begins
+            assert model.encode(model.decode([int(allowed.ids[i])]).strip()) == [int(allowed.ids[i])]
+    assert allowed.starts_text.sum() > 10
+    assert allowed.continues_word.any()

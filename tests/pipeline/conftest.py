@@ -61,6 +61,7 @@ def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
             "per_class": 4,
             "shard_size": 2,
             "text_tokens": 5,
+            "search": {"draws": 4, "rounds": 2, "edits": 4},
             "admm": {"iterations": 2, "inner_steps": 2},
             "projection": {"candidates": 20},
         },

@@ -64,6 +64,19 @@ def test_unknown_recipe() -> None:
     assert refused("no.yaml").startswith("RECIPE: no file 'no.yaml'; give the path of a recipe")
 
 
+def test_unknown_preset(recipe_file: Path, tmp_path: Path) -> None:
+    assert refused(recipe_file, "--preset", "papr") == "--preset: no preset 'papr'; did you mean 'paper'?"
+    unlike = refused(recipe_file, "--preset", "fast")
+    assert unlike == "--preset: no preset 'fast'; choose one of paper, rerank, zero-shot, or a .yaml file"
+    assert refused(recipe_file, "--preset", "no.yaml").startswith(
+        "--preset: no file 'no.yaml'; give the path of a"
+    )
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("generation: {serch: {draws: 3}}")
+    line = refused(recipe_file, "--preset", preset)
+    assert line == f"{preset}: unknown setting 'generation.serch'; did you mean 'generation.search'?"
+
+
 def test_unknown_setting(recipe_file: Path) -> None:
     line = refused(recipe_file, "--set", "generation.admm.roh=1")
     assert line.endswith("unknown setting 'generation.admm.roh'; did you mean 'generation.admm.rho'?")
@@ -154,7 +167,7 @@ def test_full_disk(recipe_file: Path, small_disk: Path) -> None:
     assert gradmm("run", recipe_file, "--root", small_disk).status == 0
 
 
-SLOW = ["--set", "generation.admm.inner_steps=20", "--set", "generation.admm.iterations=40"]
+SLOW = ["--set", "generation.search.rounds=80", "--set", "generation.search.edits=64"]
 
 
 @pytest.fixture
@@ -214,6 +227,8 @@ def test_a_finished_run_prints_its_table(
         "mia_audit",
         "matching loss",
         "log-perplexity",
+        "token passes per text",
+        ", as a set ",
         "accuracy before",
         "as many real",
     ):
@@ -225,8 +240,37 @@ def test_a_finished_run_prints_its_table(
 def test_recipes_lists_and_shows_them() -> None:
     listed = gradmm("recipes")
     assert listed.status == 0
-    assert {"demo", "sst2", "imdb"} <= {line.split()[0] for line in listed.out.splitlines()}
+    recipes, presets = listed.out.split("\npresets, for --preset:\n")
+    assert {"demo", "sst2", "imdb"} <= {line.split()[0] for line in recipes.splitlines()}
+    assert [line.split()[0] for line in presets.splitlines()] == ["paper", "rerank", "zero-shot"]
+    assert all(len(line) < 130 and "#" not in line for line in presets.splitlines())
     assert yaml.safe_load(gradmm("recipes", "--show", "demo").out)["name"] == "demo"
+
+
+def test_a_recipe_is_shown_as_a_preset_and_then_set_make_it() -> None:
+    changes = ["--preset", "paper", "--set", "generation.admm.rho=0.01"]
+    shown = yaml.safe_load(gradmm("recipes", "--show", "demo", *changes).out)
+    assert shown["generation"]["method"] == "admm"
+    assert shown["generation"]["admm"]["rho"] == 0.01
+    assert shown["generation"]["per_class"] == 60  # the recipe's
+    without_a_recipe = gradmm("recipes", *changes)
+    assert without_a_recipe.status == 2
+    assert without_a_recipe.err == "gradmm: --preset: no recipe to change; add --show RECIPE\n"
+
+
+def test_every_command_on_a_recipe_takes_a_preset(recipe_file: Path, tmp_path: Path) -> None:
+    root = ["--root", tmp_path / "root"]
+    assert gradmm("run", recipe_file, "--preset", "zero-shot", *root).status == 0
+    (run,) = (tmp_path / "root").glob("runs/*/run.json")
+    record = RunRecord.model_validate_json(run.read_text())
+    assert record.recipe.generation.search.draws == 1
+    assert record.recipe.generation.per_class == 4
+    # The text of five tokens was written, and read once with the suffix and the verbaliser.
+    assert 10 < record.stage("generation").figures["token_passes_per_text"] < 30
+    preset = tmp_path / "private.yaml"
+    preset.write_text("privacy: {epsilon: 4, delta: 1.0e-5}")
+    assert "passed" in gradmm("audit", recipe_file, "--preset", preset).out
+    assert "spent: epsilon 0 of 4" in gradmm("privacy", recipe_file, "--preset", preset, *root).out
 
 
 def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file: Path, tmp_path: Path) -> None:

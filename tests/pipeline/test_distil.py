@@ -81,12 +81,43 @@ def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) ->
         digests.add(described["stage"])
     of_filter = next(f for f in files if f.parent.name == "loss_selection")
     described = json.loads(pq.read_schema(of_filter).metadata[METADATA_KEY])
-    assert described["settings"]["settings"] == {"per_class": 3}
+    assert described["settings"]["settings"] == {"per_class": 3, "by": "text", "near_duplicate": 0.5}
+    assert set(described["upstream"]) == {"texts", "target", "model"}
 
 
 def test_changing_a_filter_runs_it_and_what_follows_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     record = run(tiny_recipe(loss_selection={"per_class": 2}), root)
     assert ran(record) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+
+
+def test_figures_say_what_texts_cost_and_how_they_match_as_a_set(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    record = run(tiny_recipe(), root)
+    generated, selected = record.stage("generation"), record.stage("loss_selection")
+    rows = pd.read_parquet(generated.path)
+    # Reading a text takes at least its five tokens, and the search reads four, then twice four.
+    assert rows["token_passes"].min() > 5 * (4 + 2 * 4)
+    assert generated.figures["token_passes_per_text"] == pytest.approx(rows["token_passes"].mean())
+    for stage in (generated, selected, record.stage("category_balance")):
+        assert 0 < stage.figures["distinct_2"] <= 1
+        assert 0 <= stage.figures["self_bleu"] <= 1
+    for figure in ("set_matching_loss", "set_matching_loss_before"):
+        assert 0 <= selected.figures[figure] <= 2
+
+
+def test_admm_makes_other_texts_for_the_same_target(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    searched = run(tiny_recipe(), root)
+    by_admm = run(tiny_recipe(generation=tiny_recipe().generation.model_dump() | {"method": "admm"}), root)
+    assert ran(by_admm)[0] == "generation"
+    assert by_admm.stage("generation").rows == searched.stage("generation").rows == 8
+    assert by_admm.stage("generation").sha256 != searched.stage("generation").sha256
+
+
+def test_choosing_the_best_set_runs_the_filters_only(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    record = run(tiny_recipe(loss_selection={"by": "set"}), root)
+    assert ran(record)[0] == "loss_selection"
+    assert record.stage("loss_selection").figures["kept_by_label"] == {"0": 3, "1": 3}
 
 
 @pytest.mark.parametrize("stage", ["target_gradient", "loss_selection", "finetune_eval"])

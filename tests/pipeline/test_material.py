@@ -15,7 +15,12 @@ from gradmm_core.run_record import RunRecord
 SMALL = [
     "data.max_per_class=100",
     "data.validation_rows=100",
+    "target_gradient.public_texts=40",
+    "target_gradient.public_text_tokens=12",
     "generation.per_class=4",
+    "generation.search.draws=6",
+    "generation.search.rounds=2",
+    "generation.search.edits=8",
     "generation.admm.iterations=3",
     "generation.admm.inner_steps=5",
     "generation.text_tokens=12",
@@ -50,14 +55,18 @@ def run(recipe: str, material: Path, root: Path, *changes: str) -> RunRecord:
     ("recipe", "changes", "classes"),
     [
         ("sst2", ["privacy.epsilon=0.5"], 2),
-        ("tweet_emotions_six", ["data.validation_split=null", "data.test_split=validation"], 6),
+        (
+            "tweet_emotions_six",
+            ["data.validation_split=null", "data.test_split=validation", "generation.method=admm"],
+            6,
+        ),
     ],
 )
 def test_a_recipe_runs_on_real_data(
     material: Path, tmp_path: Path, recipe: str, changes: list[str], classes: int
 ) -> None:
     if "privacy.epsilon=0.5" in changes:  # a private run must not choose its records
-        changes = [*changes, "data.max_per_class=null", "data.min_words=25"]
+        changes = [*changes, "data.max_per_class=null", "data.min_words=35"]
     record = run(recipe, material, tmp_path, *changes)
     texts = pd.read_parquet(record.stage("category_balance").path)
     assert texts["label"].nunique() == classes

@@ -1,0 +1,289 @@
+"""What each way of making texts gets for its compute: match, readability, variety, and accuracy after fine-tuning.
+
+    python -m benchmarks.generation_methods sst2 --data ../shared/material/data/sst2 \
+        --model ../shared/material/models/reviews-phi-9m-base --json sst2.jsonl
+    python -m benchmarks.generation_methods --table sst2.jsonl >> docs/results.md
+
+All methods match one target. `rerank` is given as many passes through the model's body as `search` used (column
+`token_passes` of the stage). Every seed makes other texts, draws other real ones and shuffles otherwise; the
+intervals are over seeds. Fine-tuning is shorter than the pipeline's: one learning rate, the last step, at most
+1,000 test rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.target_spaces import Bench, Records, add_arguments, bench_of
+from gradmm_core.classification import class_logits
+from gradmm_core.filters import text_figures, token_lists
+from gradmm_core.finetune_eval import Examples, Finetuning
+from gradmm_core.generation import Shard, generate
+from gradmm_core.language_model import LanguageModel, resolve_model
+from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.settings import (
+    AdmmSettings,
+    FinetuneEvalSettings,
+    GenerationSettings,
+    ProjectionSettings,
+    SearchSettings,
+    TargetGradientSettings,
+)
+from gradmm_core.target_gradient import TargetSums
+from gradmm_core.target_set import target_set
+from gradmm_core.target_space import FULL, TargetSpace, make_target_space, public_texts
+from gradmm_core.template import tokenise_texts
+from gradmm_core.variety import distinct_n, self_bleu
+
+RERANK = SearchSettings(rounds=0, fluency=0)
+
+METHODS = {
+    "zero-shot": GenerationSettings(search=RERANK.model_copy(update={"draws": 1})),
+    "search": GenerationSettings(),
+    "rerank": GenerationSettings(search=RERANK),
+    "paper": GenerationSettings(
+        method="admm",
+        admm=AdmmSettings(rho=0.1, keep="last"),
+        projection=ProjectionSettings(rule="nearest-of-likely"),
+    ),
+    "admm": GenerationSettings(method="admm"),
+}
+
+COLUMNS = {
+    "texts": "texts",
+    "matching_loss": "mean f",
+    "set_loss": "f of the set",
+    "log_perplexity": "log-perplexity",
+    "distinct_2": "distinct-2",
+    "self_bleu": "self-BLEU",
+    "token_passes": "passes per text",
+    "accuracy": "accuracy",
+    "auc": "AUC",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ways of generating, at equal compute")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and run nothing")
+    if parser.parse_known_args()[0].table:
+        options = parser.parse_args()
+        rows = [json.loads(line) for file in options.table for line in file.read_text().splitlines()]
+        print(markdown(rows))
+        return
+    add_arguments(parser)
+    parser.add_argument("--methods", nargs="+", default=["real", "zero-shot", "search", "rerank", "paper"])
+    parser.add_argument("--per-class", type=int, default=50)
+    parser.add_argument("--records", type=int, default=4000, help="of each class, in the target")
+    parser.add_argument("--space", choices=["default", "full"], default="default")
+    parser.add_argument("--epsilon", type=float)
+    parser.add_argument("--learning-rate", type=float, default=3e-5)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--no-accuracy", action="store_true")
+    parser.add_argument("--generation", action="append", default=[], help="JSON to change search's settings by")
+    options = parser.parse_args()
+    bench = bench_of(options)
+    target, space = make_target(bench, options)
+    judge = None if options.no_accuracy else Judge(bench, options.learning_rate, options.steps)
+    shared = {"recipe": options.recipe, "model": Path(options.model).name, "space": options.space}
+    shared |= {"epsilon": options.epsilon}
+
+    def report(row: dict[str, Any]) -> None:
+        print(json.dumps({k: v for k, v in row.items() if k != "sample"}), flush=True)
+        if options.json:
+            with options.json.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+
+    if judge:
+        report(shared | {"method": "before", "seed": 0} | judge.before())
+    for seed in options.seeds:
+        draws = RERANK.draws
+        for method in options.methods:
+            if method == "real":
+                assert judge
+                report(shared | {"method": method, "seed": seed} | judge.real(options.per_class, seed))
+                continue
+            settings = METHODS[method]
+            if method == "search":
+                changed = [json.loads(change) for change in options.generation]
+                values = settings.search.model_dump() | {k: v for each in changed for k, v in each.items()}
+                settings = settings.model_copy(update={"search": SearchSettings.model_validate(values)})
+            if method == "rerank":
+                settings = METHODS["rerank"].model_copy(
+                    update={"search": RERANK.model_copy(update={"draws": draws})}
+                )
+            started = time.perf_counter()
+            texts = written(bench, target, space, settings, options.per_class, seed)
+            row = figures(bench, texts, target, space) | {"seconds": round(time.perf_counter() - started, 1)}
+            if method == "search":
+                draws = round(row["token_passes"] / passes_of_a_draw(bench, settings))
+            report(shared | {"method": method, "seed": seed} | row | (judge.texts(texts, seed) if judge else {}))
+
+
+def make_target(bench: Bench, options: argparse.Namespace) -> tuple[dict[int, torch.Tensor], TargetSpace]:
+    """As the pipeline makes it, from at most `--records` of each class."""
+    records = Records(bench, options.records)
+    clipping_norm = options.clipping_norm
+    if options.space == "full":
+        return records.clipped_sums(FULL, clipping_norm), FULL
+    settings = TargetGradientSettings()
+    instructions = {c.label: c.instruction for c in bench.recipe.classes}
+    texts = public_texts(bench.language_model, bench.template, instructions, settings)
+    space, public = make_target_space(bench.language_model, bench.template, texts, settings, clipping_norm)
+    values = records.clipped_sums(space, clipping_norm)
+    if options.epsilon is not None:
+        mechanism = GaussianMechanism(
+            epsilon=options.epsilon,
+            delta=options.delta,
+            clipping_norm=clipping_norm,
+            adjacency="add-or-remove",
+            calibration="analytic",
+        )
+        values = TargetSums(values, dict.fromkeys(values, 0), dict.fromkeys(values, 0.0), 0.0).release(mechanism)
+    means = {
+        label: space.mean_gradient(value, label, float(records.count(label)), public[label].clip_scale)
+        for label, value in values.items()
+    }
+    return means, space.without_centres()
+
+
+def written(
+    bench: Bench,
+    target: dict[int, torch.Tensor],
+    space: TargetSpace,
+    settings: GenerationSettings,
+    per_class: int,
+    seed: int,
+) -> pd.DataFrame:
+    tokens = bench.recipe.generation.text_tokens
+    assert isinstance(tokens, int)
+    parts = [
+        generate(
+            bench.language_model,
+            bench.template,
+            target[category.label].float(),
+            space,
+            category.instruction,
+            category.name,
+            Shard(category.label, 0, 0, per_class),
+            tokens,
+            TargetGradientSettings(),
+            settings,
+            seed,
+        )
+        for category in bench.recipe.classes
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def passes_of_a_draw(bench: Bench, settings: GenerationSettings) -> float:
+    """Token passes of one more draw: it is written, then scored."""
+    zero = {label: torch.ones_like(bench.language_model.head) for label in bench.template.labels}
+    cost = []
+    for draws in (1, 2):
+        one = settings.model_copy(update={"search": RERANK.model_copy(update={"draws": draws})})
+        cost.append(written(bench, zero, FULL, one, 1, 0)["token_passes"].mean())
+    return cost[1] - cost[0]
+
+
+def figures(
+    bench: Bench, texts: pd.DataFrame, target: dict[int, torch.Tensor], space: TargetSpace
+) -> dict[str, Any]:
+    losses = []
+    for label in bench.template.labels:
+        tokens = token_lists(texts[texts["label"] == label])
+        of_class = target_set(bench.language_model, bench.template, tokens, label, target[label], space)
+        losses.append(of_class.loss(range(len(tokens))))
+    found = text_figures(texts)
+    return {
+        "texts": len(texts),
+        "matching_loss": round(found["mean_matching_loss"], 5),
+        "set_loss": round(sum(losses) / len(losses), 5),
+        "log_perplexity": round(found["mean_log_perplexity"], 3),
+        "distinct_2": round(distinct_n(texts["text"], 2), 4),
+        "self_bleu": round(self_bleu(texts["text"].tolist()), 4),
+        "token_passes": round(float(texts["token_passes"].mean()), 1),
+        "sample": texts.groupby("label").head(10)["text"].tolist(),
+    }
+
+
+class Judge:
+    """Fine-tunes and measures."""
+
+    def __init__(self, bench: Bench, learning_rate: float, steps: int) -> None:
+        model = bench.language_model
+        settings = FinetuneEvalSettings(steps=steps, evaluate_every=steps)
+        reference = resolve_model(bench.recipe.model)
+        self._bench, self._learning_rate = bench, learning_rate
+        self._trainer = Finetuning(reference, model.tokenizer, model.device, bench.template, settings)
+        self._test = self._tokenised(bench.splits.test).sample(1000, 0)
+        self._train = self._tokenised(bench.splits.train)
+
+    def before(self) -> dict[str, float]:
+        return self._measure(self._trainer.fresh_model())
+
+    def real(self, per_class: int, seed: int) -> dict[str, float]:
+        counts = dict.fromkeys(self._bench.template.labels, per_class)
+        return self._after(self._train.sample_classes(counts, seed), seed)
+
+    def texts(self, texts: pd.DataFrame, seed: int) -> dict[str, float]:
+        return self._after(Examples(token_lists(texts), texts["label"].tolist()), seed)
+
+    def _after(self, examples: Examples, seed: int) -> dict[str, float]:
+        return self._measure(self._trainer.finetune(examples, self._learning_rate, seed))
+
+    def _measure(self, model: LanguageModel) -> dict[str, float]:
+        labels = self._trainer.template.labels
+        logits = class_logits(model, self._trainer.template, self._test.texts, 64)
+        truth = torch.tensor([labels.index(label) for label in self._test.labels])
+        found = {"accuracy": float((logits.argmax(dim=1) == truth).double().mean())}
+        if len(labels) == 2:
+            found["auc"] = float(roc_auc_score(truth.numpy(), (logits[:, 1] - logits[:, 0]).numpy()))
+        return {name: round(value, 4) for name, value in found.items()}
+
+    def _tokenised(self, data: Any) -> Examples:
+        template = self._bench.template
+        tokens = tokenise_texts(self._bench.language_model.tokenizer, data.texts, template.max_text_tokens, "data")
+        return Examples(tokens, data.labels)
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A table for each recipe, model and target: means over seeds, with 95% intervals (t) of the accuracies."""
+    frame = pd.DataFrame(rows)
+    noise = ["no noise" if row["epsilon"] is None else f"epsilon {row['epsilon']:g}" for row in rows]
+    title = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + noise
+    lines = []
+    for name, part in frame.groupby(title, sort=False):
+        lines += ["", f"**{name}**", ""]
+        lines += ["| method | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+        for method, of_method in part.groupby("method", sort=False):
+            cells = [_cell(name, of_method) for name in COLUMNS]
+            lines.append(f"| {method} ({len(of_method)}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(name: str, rows: pd.DataFrame) -> str:
+    values = rows[name].dropna() if name in rows else pd.Series(dtype=float)
+    if not len(values):
+        return ""
+    digits = {"texts": 0, "token_passes": 0, "log_perplexity": 2, "set_loss": 4, "matching_loss": 4}.get(name, 3)
+    text = f"{values.mean():,.{digits}f}"
+    if name in ("accuracy", "auc") and len(values) > 1:
+        half = stats.t.ppf(0.975, len(values) - 1) * values.std() / math.sqrt(len(values))
+        text += f" ± {half:.3f}"
+    return text
+
+
+if __name__ == "__main__":
+    main()

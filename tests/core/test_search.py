@@ -1,0 +1,413 @@
+"""The search against what it says it does, replayed from everything that it tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradmm_core import search as search_module
+from gradmm_core.admm import GenerationResult
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.matching import HeadMatching
+from gradmm_core.opening import Opening
+from gradmm_core.public_text import write_texts
+from gradmm_core.readable import Readable
+from gradmm_core.search import LIKELY_WORDS, SHARE_OF_A_PLACE, Cost, Search, Texts
+from gradmm_core.settings import SearchSettings
+from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
+
+INSTRUCTION = "they said\n"
+LABEL, TOKENS = 1, 6
+
+Verdict = Callable[[Tensor], Tensor]
+
+
+def any_text(ids: Tensor) -> Tensor:
+    return torch.ones(len(ids), dtype=torch.bool)
+
+
+def no_text(ids: Tensor) -> Tensor:
+    return ~any_text(ids)
+
+
+def few_texts(ids: Tensor) -> Tensor:
+    return ids.sum(dim=1) % 9 == 0
+
+
+class Recorded(Readable):
+    """Remembers all that was tried, and may be given another opinion of it."""
+
+    def __init__(self, phi: LanguageModel, template: TokenisedTemplate, verdict: Verdict | None = None) -> None:
+        super().__init__(phi, template)
+        self._verdict = verdict or super().__call__
+        self.tried: list[Tensor] = []
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        self.tried.append(ids)
+        return self._verdict(ids)
+
+
+@dataclass
+class Workshop:
+    """A class's search, and slow ways to say what a text is worth."""
+
+    phi: LanguageModel
+    template: TokenisedTemplate
+    allowed: AllowedTokens
+
+    @property
+    def target(self) -> Tensor:
+        return torch.randn(self.phi.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+    @property
+    def objective(self) -> HeadMatching:
+        return HeadMatching(self.phi, self.template, LABEL, self.target)
+
+    def search(self, readable: Readable, chosen: SearchSettings) -> Search:
+        return Search(self.phi, self.objective, self.allowed, readable, INSTRUCTION, chosen)
+
+    def run(
+        self, numbers: range, verdict: Verdict | None = None, tokens: int = TOKENS, **chosen
+    ) -> tuple[GenerationResult, Recorded]:
+        readable = Recorded(self.phi, self.template, verdict)
+        what = SearchSettings.model_validate(
+            {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
+        )
+        search = self.search(readable, what)
+        return search(uniforms(numbers, what.draws, tokens), range(what.rounds)), readable
+
+    def losses(self, ids: Tensor) -> Tensor:
+        """By the gradients of a batch of examples, without free embeddings."""
+        flat = ids.reshape(-1, ids.shape[-1])
+        batch = make_batch(self.template, flat.tolist(), [LABEL] * len(flat), self.phi.device)
+        return head_gradients(self.phi, batch).matching_losses(self.target).view(ids.shape[:-1])
+
+    def log_perplexities(self, ids: Tensor) -> Tensor:
+        """Cross-entropy of all tokens but the first, after the template's prefix."""
+        flat = ids.reshape(-1, ids.shape[-1])
+        prefix = torch.tensor(self.template.prefix, dtype=torch.long).expand(len(flat), -1)
+        logits = self.phi.model(input_ids=torch.cat([prefix, flat], dim=1)).logits[:, prefix.shape[1] : -1]
+        surprise = F.cross_entropy(logits.mT, flat[:, 1:], reduction="none")
+        return surprise.mean(dim=1).view(ids.shape[:-1])
+
+
+@pytest.fixture(scope="module", params=[(), (3, 4)], ids=["no prefix", "prefix"])
+def shop(request: pytest.FixtureRequest, phi: LanguageModel, template: TokenisedTemplate) -> Workshop:
+    return Workshop(phi, replace(template, prefix=request.param), allowed_tokens(phi, "english"))
+
+
+def uniforms(examples: range, draws: int, tokens: int) -> np.ndarray:
+    return np.stack([np.random.default_rng([9, example]).random((draws, tokens)) for example in examples])
+
+
+@dataclass
+class Round:
+    """One example's round: what there was, what was tried, and which text was cheapest, by the slow ways."""
+
+    before: Tensor
+    tried: Tensor
+    after: Tensor
+    cost_after: float
+    loss_after: float
+    log_perplexity_before: float
+    price: float
+    fluent: float
+
+
+def replay(
+    shop: Workshop, readable: Recorded, examples: int, fluency: float, verdict: Verdict | None
+) -> list[list[Round]]:
+    """Every example's rounds; the first one chooses among the draws."""
+    judge = verdict or Readable(shop.phi, shop.template)
+    tried = [ids.view(examples, -1, ids.shape[1]) for ids in readable.tried]
+    return [list(rounds_of(shop, judge, [ids[i] for ids in tried], fluency)) for i in range(examples)]
+
+
+def rounds_of(shop: Workshop, judge: Verdict, tried: list[Tensor], fluency: float) -> Iterator[Round]:
+    draws = tried[0]
+    spreads = [float(np.std(of(draws).numpy())) for of in (shop.losses, shop.log_perplexities)]
+    price = fluency * spreads[0] / spreads[1]
+    fluent = float(shop.log_perplexities(draws).mean())
+
+    def costs(ids: Tensor) -> Tensor:
+        excess = (shop.log_perplexities(ids) - fluent).clamp_min(0)
+        return shop.losses(ids) + price * excess + 1e6 * ~judge(ids)
+
+    before = draws[0]
+    for trials in tried:
+        candidates = torch.cat([before[None], trials])
+        after = candidates[costs(candidates).argmin()]
+        yield Round(
+            before,
+            trials,
+            after,
+            float(costs(after[None])),
+            float(shop.losses(after[None])),
+            float(shop.log_perplexities(before[None])),
+            price,
+            fluent,
+        )
+        before = after
+
+
+@pytest.mark.parametrize("verdict", [None, few_texts], ids=["readable", "few readable"])
+@pytest.mark.parametrize("fluency", [0.0, 0.5])
+def test_each_round_keeps_the_cheapest_of_its_trials_and_of_what_there_was(
+    shop: Workshop, fluency: float, verdict: Verdict | None
+) -> None:
+    result, readable = shop.run(range(4), verdict, fluency=fluency)
+    replayed = replay(shop, readable, 4, fluency, verdict)
+    for i, rounds in enumerate(replayed):
+        assert len(rounds) == 4  # the draws, and three rounds
+        assert [len(each.tried) for each in rounds] == [8, 12, 12, 12]
+        assert torch.equal(result.token_ids[i], rounds[-1].after)
+        assert result.history[:, i].tolist() == pytest.approx([each.loss_after for each in rounds], abs=1e-9)
+        assert float(result.losses[i]) == pytest.approx(rounds[-1].loss_after, abs=1e-9)
+        paid = [each.cost_after for each in rounds]
+        assert paid == sorted(paid, reverse=True)
+        unreadable = ~(verdict or Readable(shop.phi, shop.template))(torch.cat([each.tried for each in rounds]))
+        assert (paid[-1] > 1e5) == bool(unreadable.all())  # such a text is taken only where there is no other
+    assert any(rounds[-1].cost_after < rounds[0].cost_after for rounds in replayed)
+
+
+def test_with_a_price_on_fluency_the_loss_may_rise_but_not_the_cost(shop: Workshop) -> None:
+    """What the law above would not see if loss and cost were the same thing."""
+    result, _ = shop.run(range(12), few_texts, fluency=2.0)
+    assert bool((result.history.diff(dim=0) > 1e-6).any())
+    free, _ = shop.run(range(12), any_text, fluency=0.0)
+    assert bool((free.history.diff(dim=0) <= 0).all())
+    assert float((free.history[-1] < free.history[0]).double().mean()) > 0.5
+
+
+def test_without_rounds_and_price_it_is_the_best_of_all_draws(shop: Workshop) -> None:
+    result, readable = shop.run(range(10), rounds=0, fluency=0.0, draws=12)
+    assert len(readable.tried) == 1
+    assert result.history.shape == (1, 10)
+    for i, numbers in enumerate(uniforms(range(10), 12, TOKENS)):
+        draws = write_texts(shop.phi, shop.allowed, Opening(shop.phi, INSTRUCTION), numbers, top_k=50)
+        losses = shop.losses(draws).masked_fill(~Readable(shop.phi, shop.template)(draws), torch.inf)
+        assert torch.equal(result.token_ids[i], draws[losses.argmin()])
+        assert float(result.losses[i]) == pytest.approx(float(losses.min()), abs=1e-9)
+
+
+def test_scores_are_those_of_plain_passes_in_parts_of_any_size(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = torch.Generator().manual_seed(1)
+    ids = shop.allowed.ids[torch.randint(len(shop.allowed.ids), (7, TOKENS), generator=random)]
+    for size in (128, 3):
+        monkeypatch.setattr(search_module, "PASS_SIZE", size)
+        texts = shop.search(Recorded(shop.phi, shop.template, few_texts), SearchSettings())._score(ids)
+        assert torch.equal(texts.ids, ids)
+        assert torch.allclose(texts.losses, shop.losses(ids), atol=1e-9)
+        assert torch.allclose(texts.log_perplexities, shop.log_perplexities(ids), atol=1e-9)
+        assert torch.equal(texts.readable, few_texts(ids))
+
+
+def is_word(shop: Workshop, ids: Tensor) -> Tensor:
+    """No rest of a word."""
+    return torch.tensor([not shop.phi.decode([i])[0].isalnum() for i in ids.tolist()])
+
+
+def may_be_edited(shop: Workshop, text: Tensor) -> list[int]:
+    """Places of whole words: neither the word nor what follows is the rest of one. The first one stays, too."""
+    words = [*is_word(shop, text).tolist(), True]
+    return [j for j in range(1, len(text)) if words[j] and words[j + 1]]
+
+
+def slow_edits(shop: Workshop, each: Round, count: int) -> dict[tuple[int, ...], float]:
+    """The edits that promise most, and how much, place by place."""
+    x = shop.phi.embed(each.before).requires_grad_(True)
+    (slope,) = torch.autograd.grad(shop.objective(x[None]).sum(), [x])
+    prefix = torch.tensor(shop.template.prefix, dtype=torch.long)
+    logits = shop.phi.model(input_ids=torch.cat([prefix, each.before])[None]).logits[0].log_softmax(dim=1)
+    words = shop.allowed.ids[is_word(shop, shop.allowed.ids)]
+    promises: dict[tuple[int, ...], float] = {}
+    for j in may_be_edited(shop, each.before):
+        after_what_precedes = logits[len(prefix) + j - 1]
+        old = int(each.before[j])
+        likely = words[after_what_precedes[words].argsort(descending=True)][:LIKELY_WORDS]
+        likely = likely[likely != old]
+        gains = torch.stack([(shop.phi.embed(word) - x[j].detach()) @ slope[j] for word in likely])
+        rarer = (after_what_precedes[old] - after_what_precedes[likely]) / (TOKENS - 1)
+        promise = gains + each.price * (each.log_perplexity_before + rarer - each.fluent).clamp_min(0)
+        for k in promise.argsort()[: max(1, count // SHARE_OF_A_PLACE)].tolist():
+            edited = each.before.clone()
+            edited[j] = likely[k]
+            promises[tuple(edited.tolist())] = float(promise[k])
+    return dict(sorted(promises.items(), key=lambda item: item[1])[:count])
+
+
+@pytest.mark.parametrize("count", [1, 6, 40])
+@pytest.mark.parametrize("fluency", [0.0, 0.7])
+def test_edits_are_those_of_whole_words_for_likely_ones_that_promise_most(
+    shop: Workshop, fluency: float, count: int
+) -> None:
+    _, readable = shop.run(range(6), any_text, edits=count, fluency=fluency)
+    for first, *rounds in replay(shop, readable, 6, fluency, any_text):
+        assert torch.equal(first.after, rounds[0].before)
+        for each in rounds:
+            changed = [tuple(text) for text in each.tried.tolist() if text != each.before.tolist()]
+            assert len(set(changed)) == len(changed)
+            assert set(changed) == set(slow_edits(shop, each, count))
+
+
+def test_what_edits_promise_without_a_price_is_the_slope_of_the_loss_towards_the_new_word(shop: Workshop) -> None:
+    _, readable = shop.run(range(4), any_text, edits=6, rounds=1, fluency=0.0)
+    first_rounds = [each for _, each in replay(shop, readable, 4, 0.0, any_text)]
+    can_change = [each for each in first_rounds if may_be_edited(shop, each.before)]
+    assert can_change
+    for each in can_change:
+        promises = slow_edits(shop, each, 6)
+        x = shop.phi.embed(each.before)
+        step = 0.01 * (shop.phi.embed(torch.tensor(list(promises))) - x)
+        slopes = (shop.objective(x + step) - shop.objective(x - step)) / 0.02
+        assert slopes.tolist() == pytest.approx(list(promises.values()), rel=0.02, abs=1e-5)
+        assert max(promises.values()) < 0
+
+
+def test_edits_change_one_word_and_leave_the_pieces_of_words_together(shop: Workshop) -> None:
+    _, readable = shop.run(range(12), edits=40, rounds=4, draws=3)
+    pieces = 0
+    for _, *rounds in replay(shop, readable, 12, 0.2, None):
+        for each in rounds:
+            places = may_be_edited(shop, each.before)
+            pieces += TOKENS - 1 - len(places)
+            for text in each.tried:
+                (changed,) = torch.nonzero(text != each.before, as_tuple=True)
+                assert len(changed) <= 1
+                assert set(changed.tolist()) <= set(places)
+                assert is_word(shop, text[changed]).all()
+                assert torch.isin(text[changed], shop.allowed.ids).all()
+            # A place has a quarter of the edits: with fewer than four, some trials are the text as it is.
+            assert int((each.tried != each.before).any(dim=1).sum()) == min(40, 10 * len(places))
+    assert pieces > 20  # there were some to be left alone
+
+
+def test_where_no_word_can_be_changed_the_text_stays(shop: Workshop) -> None:
+    no_words = replace(shop.allowed, continues_word=torch.ones_like(shop.allowed.continues_word))
+    result, readable = replace(shop, allowed=no_words).run(range(3), any_text, rounds=2)
+    for tried in readable.tried[1:]:
+        assert torch.equal(tried.view(3, -1, TOKENS), result.token_ids[:, None].expand(3, 12, TOKENS))
+
+
+def test_examples_do_not_affect_one_another(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, _ = shop.run(range(5))
+    for size in (128, 4):
+        monkeypatch.setattr(search_module, "PASS_SIZE", size)
+        parts = [shop.run(numbers)[0] for numbers in (range(2), range(2, 5))]
+        assert torch.equal(torch.cat([part.token_ids for part in parts]), together.token_ids)
+        history = torch.cat([part.history for part in parts], dim=1)
+        assert torch.allclose(history, together.history, atol=1e-9)
+
+
+def test_the_same_numbers_find_the_same_texts_and_others_others(shop: Workshop) -> None:
+    first, _ = shop.run(range(4))
+    assert torch.equal(first.token_ids, shop.run(range(4))[0].token_ids)
+    other = shop.run(range(4, 8))[0].token_ids
+    assert bool((first.token_ids != other).any(dim=1).all())
+
+
+def test_where_nothing_is_readable_the_search_is_the_same_as_where_everything_is(shop: Workshop) -> None:
+    everything, _ = shop.run(range(4), any_text)
+    nothing, _ = shop.run(range(4), no_text)
+    assert torch.equal(nothing.token_ids, everything.token_ids)
+    assert torch.equal(nothing.losses, everything.losses)
+
+
+@pytest.mark.parametrize("fluency", [0.0, 0.2])
+def test_texts_of_one_token_are_the_best_first_words_drawn(shop: Workshop, fluency: float) -> None:
+    result, readable = shop.run(range(6), any_text, tokens=1, fluency=fluency)
+    assert result.history.shape == (1, 6)
+    assert torch.isin(result.token_ids, shop.allowed.starting_ids).all()
+    (draws,) = readable.tried
+    best = shop.losses(draws.view(6, 8, 1)).min(dim=1).values
+    assert torch.allclose(result.losses, best, atol=1e-9)
+
+
+def test_texts_of_two_tokens_have_their_second_one_changed(shop: Workshop) -> None:
+    result, readable = shop.run(range(4), any_text, tokens=2, edits=5, fluency=0.0)
+    assert [len(ids) for ids in readable.tried] == [4 * 8, 4, 4, 4]  # a quarter of five, which is one
+    starts = {int(token) for token in readable.tried[0][:, 0]}
+    assert {int(token) for ids in readable.tried for token in ids[:, 0]} == starts
+    assert bool((result.history.diff(dim=0) <= 0).all())
+
+
+def test_at_a_huge_price_texts_stay_as_likely_as_the_models_own(shop: Workshop) -> None:
+    free, readable = shop.run(range(8), any_text, fluency=0.0)
+    dear, _ = shop.run(range(8), any_text, fluency=1e5)
+    draws = readable.tried[0].view(8, 8, TOKENS)
+    mean = shop.log_perplexities(draws).mean(dim=1)
+    start, _ = shop.run(range(8), any_text, rounds=0, fluency=1e5)
+    limit = torch.maximum(mean, shop.log_perplexities(start.token_ids)) + 1e-4
+    assert bool((shop.log_perplexities(dear.token_ids) <= limit).all())
+    assert bool((shop.log_perplexities(free.token_ids) > limit).any())
+    assert float(dear.losses.mean()) < float(shop.losses(draws).mean())  # it still looks for a low loss
+
+
+def test_no_price_buys_an_unreadable_text(shop: Workshop) -> None:
+    result, readable = shop.run(range(20), few_texts, rounds=0, fluency=1e7)
+    could_be = few_texts(readable.tried[0]).view(20, -1).any(dim=1)
+    assert 0 < int(could_be.sum()) < 20
+    assert torch.equal(few_texts(result.token_ids), could_be)
+
+
+def texts_of(losses: list[list[float]], log_perplexities: list[list[float]]) -> Texts:
+    loss, perplexity = (torch.tensor(v, dtype=torch.float64) for v in (losses, log_perplexities))
+    ids = torch.arange(loss.numel()).view(*loss.shape, 1)
+    return Texts(ids, loss, perplexity, torch.ones(loss.shape, dtype=torch.bool))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), fluency=st.floats(0, 10), scale=st.floats(1e-3, 1e3), shift=st.floats(-5, 5))
+def test_the_price_is_in_standard_deviations_so_no_unit_and_no_level_matters(
+    seed: int, fluency: float, scale: float, shift: float
+) -> None:
+    random = np.random.default_rng(seed)
+    losses, perplexities = random.random((2, 3, 6))
+    cost = Cost.of_draws(texts_of(losses.tolist(), perplexities.tolist()), fluency)
+    assert cost.price.tolist() == pytest.approx((fluency * losses.std(axis=1) / perplexities.std(axis=1)).tolist())
+    assert cost.fluent.tolist() == pytest.approx(perplexities.mean(axis=1).tolist())
+    trials = texts_of(losses.tolist(), (perplexities * 1.5).tolist())
+    other = Cost.of_draws(texts_of((scale * losses).tolist(), (perplexities + shift).tolist()), fluency)
+    moved = texts_of((scale * losses).tolist(), (perplexities * 1.5 + shift).tolist())
+    assert torch.allclose(other(moved), scale * cost(trials), rtol=1e-6)
+
+
+def test_costs_are_losses_and_a_price_on_what_is_less_likely_than_the_draws() -> None:
+    cost = Cost(torch.tensor([2.0, 10.0]), torch.tensor([4.0, 3.0]))
+    texts = Texts(
+        torch.zeros(2, 3, 1, dtype=torch.long),
+        torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]]),
+        torch.tensor([[5.0, 4.0, 1.0], [3.5, 2.0, 3.0]]),
+        torch.tensor([[True, True, True], [True, True, True]]),
+    )
+    assert torch.allclose(cost(texts), torch.tensor([[2.1, 0.2, 0.3], [5.1, 0.2, 0.3]]))
+    unreadable = cost(replace(texts, readable=torch.tensor([[True, False, True], [True, False, False]])))
+    assert unreadable.argsort(dim=1).tolist() == [[2, 0, 1], [0, 1, 2]]  # dearer than all that are readable
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_draws_that_are_all_alike_put_no_price_on_anything(draws: int) -> None:
+    alike = texts_of([[0.5] * draws], [[4.0] * draws])
+    cost = Cost.of_draws(alike, 0.2)
+    assert cost.price.tolist() == [0.0]
+    assert cost(alike).isfinite().all()
+
+
+def test_the_best_text_of_each_example_comes_with_all_that_is_known_of_it() -> None:
+    texts = texts_of([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    best = texts.best(torch.tensor([[3.0, 2.0, 1.0], [2.0, 1.0, 3.0]]))
+    assert best.ids.tolist() == [[2], [4]]
+    assert best.losses.tolist() == [0.2, 0.2]
+    assert best.log_perplexities.tolist() == [3.0, 5.0]
+    assert best.readable.tolist() == [True, True]

@@ -1,0 +1,167 @@
+"""The loss of a set in closed form, and the choice of a subset against slow ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.target_set import TargetSet, target_set
+from gradmm_core.target_space import FULL, TargetSpace, label_rows
+from gradmm_core.template import ResponseTemplate, head_gradients, make_batch, tokenise_template
+
+SENTENCES = ["the soup was warm and fresh", "late", "a quiet room", "never again : cold coffee", "rude staff !"]
+
+
+def set_of(gradients: np.ndarray) -> TargetSet:
+    """Of gradients given as rows; the target is the first unit vector."""
+    rows = torch.from_numpy(gradients)
+    return TargetSet(rows @ rows.mT, rows[:, 0].clone())
+
+
+def random_set(seed: int, texts: int, width: int) -> TargetSet:
+    return set_of(np.random.default_rng(seed).normal(0.3, 1.0, size=(texts, width)))
+
+
+def lowest_loss(sets: TargetSet, count: int, among: Sequence[int]) -> float:
+    return min(sets.loss(rows) for rows in combinations(among, count))
+
+
+def greedy(sets: TargetSet, count: int, among: Sequence[int]) -> list[int]:
+    chosen: list[int] = []
+    for _ in range(min(count, len(among))):
+        chosen.append(min(set(among) - set(chosen), key=lambda row: sets.loss([*chosen, row])))
+    return chosen
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("kind", ["full", "label-rows", "public-subspace"])
+@pytest.mark.parametrize("verbaliser", [" good", " not really very good at all"])
+def test_the_loss_of_a_set_is_that_of_its_summed_gradients(
+    phi: LanguageModel, verbaliser: str, kind: str, centred: bool
+) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: verbaliser}, max_text_tokens=64)
+    template = replace(tokenise_template(phi, wording), prefix=(3,))
+    texts = [phi.encode(sentence) for sentence in SENTENCES]
+    gradients = head_gradients(phi, make_batch(template, texts, [1] * len(texts), phi.device))
+    random = torch.Generator().manual_seed(0)
+    space = FULL
+    if kind != "full":
+        space = replace(space, rows=torch.tensor(label_rows(template)))
+    if kind == "public-subspace":
+        basis = torch.linalg.qr(torch.randn(phi.head.shape[1], 3, generator=random, dtype=torch.float64)).Q
+        space = replace(space, basis=basis)
+    shape = space.project(gradients, 1).materialise()[0].shape
+    if centred:
+        centre = torch.randn(*shape, generator=random, dtype=torch.float64) / 10
+        space = TargetSpace(space.rows, space.basis, {0: torch.zeros_like(centre), 1: centre})
+    target = torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    sets = target_set(phi, template, texts, 1, target, space, batch_size=2)
+    every = space.project(gradients, 1).materialise()
+    for size in range(1, len(texts) + 1):
+        for rows in combinations(range(len(texts)), size):
+            total = every[list(rows)].sum(dim=0).flatten()
+            cosine = torch.nn.functional.cosine_similarity(total, target.flatten(), dim=0)
+            assert sets.loss(rows) == pytest.approx(1 - float(cosine), abs=1e-6)
+    alone = space.project(gradients, 1).matching_losses(target)
+    assert [sets.loss([i]) for i in range(len(texts))] == pytest.approx(alone.tolist(), abs=1e-6)
+
+
+def test_a_sum_that_vanishes_has_loss_one() -> None:
+    sets = set_of(np.array([[1.0, 2.0], [-1.0, -2.0], [0.5, -3.0], [0.0, 0.0]]))
+    for rows in ([], [0, 1], [3], [0, 1, 3]):
+        assert sets.loss(rows) == 1.0
+    assert sets.loss([0, 1, 2]) == pytest.approx(sets.loss([2]))
+
+
+choices = {
+    "seed": st.integers(0, 2**31),
+    "texts": st.integers(1, 9),
+    "width": st.integers(2, 5),
+    "count": st.integers(1, 10),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(**choices, data=st.data())
+def test_a_choice_is_of_the_rows_asked_for_sorted_and_each_once(
+    seed: int, texts: int, width: int, count: int, data: st.DataObject
+) -> None:
+    among = data.draw(st.lists(st.integers(0, texts - 1), min_size=1, unique=True))
+    sets = random_set(seed, texts, width)
+    chosen = sets.choose(count, among)
+    assert chosen == sorted(set(chosen))
+    assert set(chosen) <= set(among)
+    assert len(chosen) == min(count, len(among))
+    assert chosen == sets.choose(count, among)
+    assert chosen == sets.choose(count, sorted(among))  # the order of the rows says nothing
+
+
+@settings(max_examples=150, deadline=None)
+@given(**choices)
+def test_a_choice_is_no_worse_than_the_greedy_one_and_no_swap_betters_it(
+    seed: int, texts: int, width: int, count: int
+) -> None:
+    sets = random_set(seed, texts, width)
+    among = list(range(0, texts, 2))
+    chosen = sets.choose(count, among, sweeps=100)
+    loss = sets.loss(chosen)
+    for sweeps in (1, 5, 100):
+        assert loss <= sets.loss(sets.choose(count, among, sweeps=sweeps)) + 1e-9
+    assert sets.loss(sets.choose(count, among)) <= sets.loss(greedy(sets, count, among)) + 1e-9
+    for row in chosen:
+        others = [other for other in chosen if other != row]
+        for new in set(among) - set(chosen):
+            assert loss <= sets.loss([*others, new]) + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), texts=st.integers(1, 9), width=st.integers(1, 5))
+def test_one_row_is_the_best_one_and_all_rows_are_all(seed: int, texts: int, width: int) -> None:
+    sets = random_set(seed, texts, width)
+    assert sets.loss(sets.choose(1, range(texts))) == pytest.approx(lowest_loss(sets, 1, range(texts)), abs=1e-12)
+    assert sets.choose(texts, range(texts)) == list(range(texts))
+
+
+def test_of_equal_rows_the_first_is_chosen() -> None:
+    sets = set_of(np.array([[0.0, 1.0], [1.0, 0.5], [1.0, 0.5], [1.0, 0.5]]))
+    assert sets.choose(1, range(4)) == [1]
+    assert sets.choose(1, [3, 2]) == [2]
+    assert sets.choose(2, range(4)) == [1, 2]
+
+
+def test_rows_that_make_up_for_one_another_are_found_by_swaps() -> None:
+    sets = set_of(np.array([[3.0, 0.0], [3.0, 2.0], [1.0, -2.0], [2.0, -3.0]]))
+    assert sets.choose(1, range(4)) == [0]
+    assert sorted(greedy(sets, 2, range(4))) == sets.choose(2, range(4), sweeps=0) == [0, 1]
+    assert sets.choose(2, range(4)) == [1, 2]
+    assert sets.loss([1, 2]) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_most_choices_are_the_best_there_are() -> None:
+    regrets = []
+    for seed in range(100):
+        sets = random_set(seed, texts=8, width=3)
+        regrets.append(sets.loss(sets.choose(3, range(8))) - lowest_loss(sets, 3, range(8)))
+    assert np.mean(np.array(regrets) < 1e-9) > 0.85
+    assert np.mean(regrets) < 0.01
+
+
+def test_a_chosen_set_matches_better_than_the_texts_that_match_best_one_by_one() -> None:
+    for seed in range(20):
+        sets = random_set(seed, texts=60, width=20)
+        alone = sorted(range(60), key=lambda row: sets.loss([row]))[:10]
+        assert sets.loss(sets.choose(10, range(60))) < 0.85 * sets.loss(alone)
+
+
+def test_rows_that_cancel_out_but_for_rounding_are_not_chosen() -> None:
+    sets = set_of(np.array([[0.9], [-0.6], [-0.6], [0.1], [-0.3]]))
+    assert sets.loss(sets.choose(3, range(5))) == pytest.approx(lowest_loss(sets, 3, range(5)), abs=1e-6)
