@@ -21,8 +21,10 @@ class Readable:
 
     def __init__(self, language_model: LanguageModel, template: TokenisedTemplate) -> None:
         self._lm = language_model
-        answers = [[*template.suffix, *response] for response in template.responses.values()]
-        self._answers = [_words(language_model.decode(answer)) for answer in answers]
+        suffix = language_model.decode(list(template.suffix))
+        responses = [language_model.decode(list(response)) for response in template.responses.values()]
+        # A response without words (":)") leaves nothing that could be looked for.
+        self._answers = [_words(suffix + response) for response in responses if _words(response).strip()]
 
     def __call__(self, ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, " batch"]:
         rows = ids.tolist()

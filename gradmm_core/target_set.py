@@ -90,7 +90,8 @@ def target_set(
             residual[i], hidden[i] = r, h
     every = HeadGradients(torch.stack(residual), torch.stack(hidden), centre)
     target = target.to(every.hidden)
-    return TargetSet(every.gram().cpu(), (every.inner_products(target) / target.norm()).cpu())
+    norm = target.norm().clamp_min(torch.finfo(target.dtype).tiny)  # a target of zero has no direction
+    return TargetSet(every.gram().cpu(), (every.inner_products(target) / norm).cpu())
 
 
 def _cosines(

@@ -18,6 +18,7 @@ def self_bleu(texts: Sequence[str], highest: int = 4) -> float:
     """Mean BLEU of each text against all others (Zhu et al. 2018): 1 for copies, near 0 with nothing in common.
 
     Modified n-gram precisions for n up to `highest`, 0.1 in place of a count of zero, no brevity penalty.
+    (So copies of texts with fewer words than `highest` stay below 1.)
     """
     words = [text.casefold().split() for text in texts]
     if len(words) < 2:

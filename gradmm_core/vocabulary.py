@@ -96,8 +96,9 @@ def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
 
 
 def _continues(tokenizer: Any, spelling: pd.Series) -> pd.Series:
-    """Which tokens are joined to the word before them."""
+    """Which tokens are joined to the word before them: the rest of a word, or a contraction's tail ("'t")."""
+    joined = spelling.str[0].map(str.isalnum) | spelling.str.fullmatch(r"'[a-z]{1,2}")
     if spelling.str.startswith(" ").any():
-        return spelling.str[0].map(str.isalnum)
+        return joined
     pieces = pd.Series(tokenizer.convert_ids_to_tokens(spelling.index.tolist()), index=spelling.index)
-    return spelling.str[0].map(str.isalnum) & ~pieces.str.startswith("\N{LOWER ONE EIGHTH BLOCK}")
+    return joined & ~pieces.str.startswith("\N{LOWER ONE EIGHTH BLOCK}")

@@ -86,3 +86,10 @@ def test_texts_of_a_batch_are_judged_one_by_one(phi: LanguageModel, template: To
     sentences = [("the soup was", True), ("It was good", False), ("it was a", True), ("it was bad", False)]
     ids = torch.tensor([phi.encode(sentence) for sentence, _ in sentences])
     assert Readable(phi, template)(ids).tolist() == [expected for _, expected in sentences]
+
+
+def test_an_answer_without_words_is_nothing_to_look_for(phi: LanguageModel) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " :", 1: " good"}, max_text_tokens=20)
+    template = tokenise_template(phi, wording)
+    assert is_readable(phi, template, phi.encode("they said it was late"))
+    assert not is_readable(phi, template, phi.encode("they said it was good"))

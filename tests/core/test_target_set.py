@@ -165,3 +165,11 @@ def test_a_chosen_set_matches_better_than_the_texts_that_match_best_one_by_one()
 def test_rows_that_cancel_out_but_for_rounding_are_not_chosen() -> None:
     sets = set_of(np.array([[0.9], [-0.6], [-0.6], [0.1], [-0.3]]))
     assert sets.loss(sets.choose(3, range(5))) == pytest.approx(lowest_loss(sets, 3, range(5)), abs=1e-6)
+
+
+def test_a_target_of_zero_has_no_direction(phi: LanguageModel) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=20)
+    template = tokenise_template(phi, wording)
+    texts = [phi.encode("the soup was warm"), phi.encode("late again")]
+    sets = target_set(phi, template, texts, 1, torch.zeros_like(phi.head), FULL)
+    assert sets.loss([0, 1]) == 1.0

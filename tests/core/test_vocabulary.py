@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -7,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
-from gradmm_core.vocabulary import PATTERNS, allowed_tokens
+from gradmm_core.vocabulary import PATTERNS, _continues, allowed_tokens
 from tests.conftest import WORDS, tiny_language_model
 
 
@@ -76,6 +77,11 @@ def test_what_continues_a_word_is_letters_and_digits_without_a_blank(phi: Langua
     assert continues["7"]
     assert not continues[" the"]
     assert not continues["."]
+
+
+def test_a_contractions_tail_continues_a_word() -> None:
+    spelling = pd.Series([" don", "'t", " 't", "'", "ing", " cat"])
+    assert _continues(None, spelling).tolist() == [False, True, False, False, True, False]
 
 
 def test_a_first_word_is_as_likely_as_with_a_blank_and_without(phi: LanguageModel) -> None:
