@@ -259,7 +259,7 @@ class Judge:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table for each recipe, model and target: means over seeds, with 95% intervals (t) of the accuracies."""
+    """A table for each recipe, model and target: means over seeds, and 95% intervals (t) from three of them on."""
     frame = pd.DataFrame(rows)
     noise = ["no noise" if row["epsilon"] is None else f"epsilon {row['epsilon']:g}" for row in rows]
     title = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + noise
@@ -279,7 +279,7 @@ def _cell(name: str, rows: pd.DataFrame) -> str:
         return ""
     digits = {"texts": 0, "token_passes": 0, "log_perplexity": 2, "set_loss": 4, "matching_loss": 4}.get(name, 3)
     text = f"{values.mean():,.{digits}f}"
-    if name in ("accuracy", "auc") and len(values) > 1:
+    if name in ("accuracy", "auc") and len(values) > 2:  # of two seeds it would say nothing
         half = stats.t.ppf(0.975, len(values) - 1) * values.std() / math.sqrt(len(values))
         text += f" ± {half:.3f}"
     return text
