@@ -39,7 +39,7 @@ def main() -> None:
     template = tokenise_template(model, wording)
     torch.manual_seed(0)
     ids = torch.randint(len(model.tokenizer), (options.batch, options.tokens), device=model.device)
-    x = model.embed(ids).to(model.head_dtype)
+    x = model.embed_freely(ids)
     target = torch.randn_like(model.head)
 
     objective = HeadMatching(model, template, 1, target)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -77,23 +78,13 @@ def generate(
         objective = HeadMatching(language_model, template, shard.label, target, space)
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
-    solve = _search if settings.method == "search" else _admm
     batches = [
         numbers[begin : begin + settings.batch_size] for begin in range(0, len(numbers), settings.batch_size)
     ]
+    task = _Task(language_model, template, objective, instruction, shard.label, text_tokens, settings, seed, title)
     with ComputeMeter(language_model) as meter:
-        results = solve(
-            language_model,
-            template,
-            objective,
-            instruction,
-            shard.label,
-            batches,
-            text_tokens,
-            settings,
-            seed,
-            title,
-        )
+        solve = _search(task) if settings.method == "search" else _admm(task)
+        results = [solve(batch) for batch in batches]
     return _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
 
 
@@ -102,73 +93,68 @@ def generation_figures(texts: pd.DataFrame) -> dict[str, Any]:
     return text_figures(texts) | {"token_passes_per_text": float(texts["token_passes"].mean())}
 
 
-def _progress(steps: int, title: str) -> tqdm:
-    return tqdm(range(steps), desc=title, disable=None, leave=False)
+@dataclass(frozen=True)
+class _Task:
+    """What every method of generation is given."""
+
+    language_model: LanguageModel
+    template: TokenisedTemplate
+    objective: Objective
+    instruction: str
+    label: int
+    tokens: int
+    settings: GenerationSettings
+    seed: int
+    title: str
+
+    def random(self, number: int) -> np.random.Generator:
+        """Example `number`'s own: its text depends on nothing else that is random."""
+        return np.random.default_rng([self.seed, self.label, number])
+
+    def progress(self, steps: int) -> tqdm:
+        return tqdm(range(steps), desc=self.title, disable=None, leave=False)
 
 
-def _search(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    objective: Objective,
-    instruction: str,
-    label: int,
-    batches: list[range],
-    tokens: int,
-    settings: GenerationSettings,
-    seed: int,
-    title: str,
-) -> list[GenerationResult]:
-    assert isinstance(objective, HeadMatching)  # the recipe's validation asks for it
-    allowed = allowed_tokens(language_model, settings.projection.language)
-    readable = Readable(language_model, template)
-    search = Search(language_model, objective, allowed, readable, instruction, settings.search)
-    shape = (settings.search.draws, tokens)
-    results = []
-    for numbers in batches:
-        uniforms = np.stack([np.random.default_rng([seed, label, number]).random(shape) for number in numbers])
-        with _progress(settings.search.rounds, title) as rounds:
-            results.append(search(uniforms, rounds))
-    return results
+#: Makes the texts of some numbers of the class, side by side.
+_Solver = Callable[[range], GenerationResult]
 
 
-def _admm(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    objective: Objective,
-    instruction: str,
-    label: int,
-    batches: list[range],
-    tokens: int,
-    settings: GenerationSettings,
-    seed: int,
-    title: str,
-) -> list[GenerationResult]:
-    def embed(ids: Tensor) -> Float[Tensor, "*shape hidden"]:
-        return language_model.embed(ids).to(language_model.head_dtype)
+def _search(task: _Task) -> _Solver:
+    assert isinstance(task.objective, HeadMatching)  # the recipe's validation asks for it
+    settings = task.settings.search
+    allowed = allowed_tokens(task.language_model, task.settings.projection.language)
+    readable = Readable(task.language_model, task.template)
+    search = Search(task.language_model, task.objective, allowed, readable, task.instruction, settings)
 
-    allowed = allowed_tokens(language_model, settings.projection.language)
-    project = Projector(language_model, allowed, instruction, settings.projection)
-    results = []
-    for numbers in batches:
-        draws = _random_texts(allowed, seed, label, numbers, settings.admm.initial_draws, tokens)
-        start = best_draws(objective, embed, draws)
-        with _progress(settings.admm.iterations, title) as iterations:
-            results.append(admm(objective, project, embed, start, settings.admm, iterations))
-    return results
+    def solve(numbers: range) -> GenerationResult:
+        uniforms = np.stack([task.random(number).random((settings.draws, task.tokens)) for number in numbers])
+        with task.progress(settings.rounds) as rounds:
+            return search(uniforms, rounds)
+
+    return solve
+
+
+def _admm(task: _Task) -> _Solver:
+    settings, embed = task.settings.admm, task.language_model.embed_freely
+    allowed = allowed_tokens(task.language_model, task.settings.projection.language)
+    project = Projector(task.language_model, allowed, task.instruction, task.settings.projection)
+
+    def solve(numbers: range) -> GenerationResult:
+        texts = [_random_texts(allowed, task.random(n), settings.initial_draws, task.tokens) for n in numbers]
+        start = best_draws(task.objective, embed, torch.stack(texts).to(allowed.ids.device))
+        with task.progress(settings.iterations) as iterations:
+            return admm(task.objective, project, embed, start, settings, iterations)
+
+    return solve
 
 
 def _random_texts(
-    allowed: AllowedTokens, seed: int, label: int, numbers: range, draws: int, tokens: int
-) -> Int[Tensor, "batch draws tokens"]:
+    allowed: AllowedTokens, random: np.random.Generator, draws: int, tokens: int
+) -> Int[Tensor, "draws tokens"]:
     """Uniformly random allowed tokens, the first one among those that may start a text."""
-    texts = []
-    for number in numbers:
-        random = np.random.default_rng([seed, label, number])
-        first = random.integers(len(allowed.starting_ids), size=(draws, 1))
-        rest = random.integers(len(allowed.ids), size=(draws, tokens - 1))
-        columns = [allowed.starting_ids.cpu()[first], allowed.ids.cpu()[rest]]
-        texts.append(torch.cat(columns, dim=1))
-    return torch.stack(texts).to(allowed.ids.device)
+    first = random.integers(len(allowed.starting_ids), size=(draws, 1))
+    rest = random.integers(len(allowed.ids), size=(draws, tokens - 1))
+    return torch.cat([allowed.starting_ids.cpu()[first], allowed.ids.cpu()[rest]], dim=1)
 
 
 def _frame(

@@ -91,6 +91,10 @@ class LanguageModel:
         """Rows of E, in the body's dtype."""
         return nn.functional.embedding(ids, self.embeddings)
 
+    def embed_freely(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape hidden"]:
+        """Rows of E in the head's dtype: where embeddings that are optimised live."""
+        return self.embed(ids).to(self.head_dtype)
+
     def hidden_states(
         self,
         input_ids: Int[Tensor, "batch tokens"] | None = None,

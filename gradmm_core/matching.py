@@ -59,11 +59,15 @@ class HeadMatching:
     def with_logits(
         self, x: Float[Tensor, "batch tokens hidden"]
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch following vocab"]]:
-        """Matching losses, and from the same pass the logits of every token of the text but the first."""
+        """Matching losses, and from the same pass the logits of every token of the text but the first.
+
+        The latter are as exact as the model's dtype, which is enough for saying how likely a text is.
+        """
         hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
         begin = self._free_text.text_begins
-        of_text = hidden[:, begin : begin + x.shape[1] - 1].detach()
-        return self._losses(hidden), self._lm.logits(self._lm.augment(of_text))
+        # Contiguous: of a view torch would make one small product for each text, many times slower.
+        of_text = hidden[:, begin : begin + x.shape[1] - 1].detach().contiguous()
+        return self._losses(hidden), self._lm.model.get_output_embeddings()(of_text).to(self._lm.head_dtype)
 
     def _losses(self, hidden: Float[Tensor, "batch length hidden"]) -> Float[Tensor, " batch"]:
         response_ids = self._free_text.response_ids.expand(len(hidden), -1)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from gradmm_core.admm import GenerationResult
 from gradmm_core.language_model import LanguageModel
@@ -136,7 +137,7 @@ class Search:
     def _score(self, ids: Int[Tensor, "rows tokens"]) -> Texts:
         losses, log_perplexities = [], []
         for part in ids.split(PASS_SIZE):
-            loss, logits = self._objective.with_logits(self._embed(part))
+            loss, logits = self._objective.with_logits(self._lm.embed_freely(part))
             losses.append(loss)
             # A text of one token has none to be surprised by.
             log_perplexities.append(_surprise(logits, part).sum(dim=1) / max(1, part.shape[1] - 1))
@@ -157,7 +158,7 @@ class Search:
     def _edits_of(
         self, ids: Int[Tensor, "examples tokens"], log_perplexities: Float[Tensor, " examples"], cost: Cost
     ) -> Int[Tensor, "examples edits tokens"]:
-        x = self._embed(ids).requires_grad_(True)
+        x = self._lm.embed_freely(ids).requires_grad_(True)
         losses, logits = self._objective.with_logits(x)
         (slope,) = torch.autograd.grad(losses.sum(), [x])
         with torch.no_grad():
@@ -165,9 +166,9 @@ class Search:
             now, place = ids[:, 1:], slope[:, 1:]
             likely = logits.masked_fill(~self._is_word, -math.inf).topk(min(LIKELY_WORDS, logits.shape[-1]), dim=2)
             words = likely.indices
-            gain = (place[..., None, :] * (self._embed(words) - self._embed(now)[..., None, :])).sum(dim=3)
-            surprise = _surprise(logits, ids)
-            change = (_normalised(logits) - likely.values - surprise[..., None]) / now.shape[1]
+            gain = self._gains(place, words, now)
+            of_now = logits.gather(2, now[..., None])
+            change = (of_now - likely.values) / now.shape[1]
             promise = gain + cost.of_words(log_perplexities[:, None, None] + change)
             fixed = self._continues_word[now]
             fixed[:, :-1] |= self._continues_word[now[:, 1:]]
@@ -183,8 +184,21 @@ class Search:
             new = torch.where(best.values.isinf(), ids.gather(1, places), new)  # nothing left to try
             return edited.scatter(2, places[..., None], new[..., None])
 
-    def _embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape hidden"]:
-        return self._lm.embed(ids).to(self._lm.head_dtype)
+    def _gains(
+        self,
+        slope: Float[Tensor, "examples places hidden"],
+        words: Int[Tensor, "examples places choices"],
+        now: Int[Tensor, "examples places"],
+    ) -> Float[Tensor, "examples places choices"]:
+        """First-order change of the loss by each word in place of the one that is there.
+
+        Place by place: the embeddings of all words of all places would not fit beside a large model.
+        """
+        changes = [
+            (self._lm.embed_freely(choices) - self._lm.embed_freely(word)[:, None]) @ direction[..., None]
+            for direction, choices, word in zip(slope.unbind(1), words.unbind(1), now.unbind(1), strict=True)
+        ]
+        return torch.stack(changes, dim=1)[..., 0]
 
 
 def _joined(first: Texts, second: Texts) -> Texts:
@@ -197,13 +211,8 @@ def _joined(first: Texts, second: Texts) -> Texts:
     return Texts(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
-def _normalised(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch 1"]:
-    return logits.logsumexp(dim=-1, keepdim=True)
-
-
 def _surprise(
     logits: Float[Tensor, "batch following vocab"], ids: Int[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch following"]:
     """Negative log-likelihood of every token but the first, in nats."""
-    chosen = logits.gather(2, ids[:, 1:, None])
-    return (_normalised(logits) - chosen)[..., 0]
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)

@@ -170,7 +170,7 @@ class SearchSettings(Settings):
         default=32, description="Texts tried in a round, with one word changed, chosen by the loss's gradient."
     )
     fluency: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=0.15,
+        default=0.1,
         description="Price of log-perplexity above the draws' mean, in standard deviations of the draws.",
     )
 
