@@ -30,7 +30,7 @@ def generation_shard(
     seed: int,
 ) -> Outcome:
     """Some of one class's texts."""
-    attention = "sdpa" if matching.matching == "head" else "eager"
+    attention = None if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
     matched, where = matched_target(
         target, space, template, matching, category.label, records, language_model.device

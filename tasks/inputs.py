@@ -75,7 +75,7 @@ def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
 
 
 def read_model(
-    context: RunContext, model: ModelReference, wording: ResponseTemplate, attention: str = "sdpa"
+    context: RunContext, model: ModelReference, wording: ResponseTemplate, attention: str | None = None
 ) -> tuple[LanguageModel, TokenisedTemplate]:
     """The frozen model, and the template in its tokens."""
     language_model = load_language_model(model, context.device, attention)

@@ -46,7 +46,7 @@ def target_gradient(
             context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
         )
         ledger.check(release, _budget(context), release.delta)  # before minutes of work, and again below
-    attention = "sdpa" if settings.matching == "head" else "eager"
+    attention = None if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
     data = read_split(context, train)
     where = from_table(space and space.read_table(), template, settings, language_model.device)

@@ -57,6 +57,18 @@ def test_embeddings_that_the_model_treats_unlike_tokens_are_refused(phi: Languag
         check_model(LanguageModel(odd, phi.tokenizer), "odd")
 
 
+def test_fused_activations_change_nothing_but_rounding(tiny_model: ModelReference) -> None:
+    from transformers import AutoModelForCausalLM
+    from transformers.activations import NewGELUActivation
+
+    ours = load_language_model(tiny_model).model
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model.source)
+    assert any(isinstance(m, NewGELUActivation) for m in plain.modules())
+    assert not any(isinstance(m, NewGELUActivation) for m in ours.modules())
+    ids = torch.arange(40)[None]
+    assert torch.allclose(ours(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-5)
+
+
 def test_loaded_model_is_frozen_and_shared(tiny_model: ModelReference) -> None:
     first, second = load_language_model(tiny_model, "cpu"), load_language_model(tiny_model, "cpu")
     assert first is second

@@ -1,0 +1,51 @@
+"""The projection to readable tokens: one cached step for each token, against reading the prompt again.
+
+    python -m benchmarks.projection --model ../shared/material/models/reviews-phi-9m
+
+Both take the nearest of the 200 likeliest tokens; before the timing it is checked that in float32 they choose the
+same ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.published import BATCH
+from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
+from benchmarks.workload import DTYPES, INSTRUCTION, Workload
+from benchmarks.x_update import start
+from gradmm_core.projection import Projector
+from gradmm_core.settings import ProjectionSettings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Projection, with a cache against without")
+    add_timing_arguments(parser)
+    options = parser.parse_args()
+    plain = Workload.plain(options)
+    published, x = plain.published, start(plain, BATCH)[0]
+    ways = {"published": Way(lambda: published.project(x), BATCH)}
+    for dtype in DTYPES:
+        work = Workload.of(options, dtype)
+        for examples in options.batches:
+            ways[f"gradmm, {dtype}, batch {examples}"] = Way(projection(work, examples), examples)
+    same = (projection(plain, BATCH)() == published.project(x)).double().mean()
+    report(
+        "projection",
+        seconds_per_example(ways, options.repeats),
+        "published",
+        options.json,
+        tokens=options.tokens,
+        vocabulary=len(plain.model.embeddings),
+        share_of_same_tokens=float(same),
+    )
+
+
+def projection(work: Workload, examples: int):
+    settings = ProjectionSettings(rule="nearest-of-likely", candidates=200)
+    project, x = Projector(work.model, work.allowed, INSTRUCTION, settings), start(work, examples)[0]
+    return lambda: project(x)
+
+
+if __name__ == "__main__":
+    main()

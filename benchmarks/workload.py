@@ -1,0 +1,68 @@
+"""What the timings run on: a model, a wording, random texts and a random target."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from benchmarks.published import Published
+from gradmm_core.language_model import LanguageModel, load_language_model, resolve_model
+from gradmm_core.matching import HeadMatching
+from gradmm_core.settings import ModelSettings
+from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
+
+DType = Literal["float32", "bfloat16"]
+LABEL, INSTRUCTION = 1, "A short review of a movie that I liked:"
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model, with the body in one precision. The same seed gives the same texts and target in all of them."""
+
+    model: LanguageModel
+    template: TokenisedTemplate
+    allowed: AllowedTokens
+    target: Tensor
+    tokens: int
+
+    @classmethod
+    def plain(cls, options: argparse.Namespace) -> Workload:
+        """In float32, as transformers loads it."""
+        language_model = load_language_model(resolve_model(ModelSettings(name=options.model)))
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        model.eval().requires_grad_(False)
+        model.to(language_model.device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+        return cls._on(LanguageModel(model, language_model.tokenizer), options)
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, dtype: DType) -> Workload:
+        """As gradmm loads it."""
+        return cls._on(load_language_model(resolve_model(ModelSettings(name=options.model, dtype=dtype))), options)
+
+    @classmethod
+    def _on(cls, model: LanguageModel, options: argparse.Namespace) -> Workload:
+        wording = ResponseTemplate(suffix=" It was", verbalisers={LABEL: " great"}, max_text_tokens=128)
+        target = torch.randn(model.head.shape, generator=torch.Generator().manual_seed(0)).to(model.device)
+        allowed = allowed_tokens(model, "english")
+        return cls(model, tokenise_template(model, wording), allowed, target, options.tokens)
+
+    @property
+    def objective(self) -> HeadMatching:
+        return HeadMatching(self.model, self.template, LABEL, self.target)
+
+    @property
+    def published(self) -> Published:
+        return Published(self.model, self.template, LABEL, self.target, INSTRUCTION, self.allowed)
+
+    def texts(self, count: int) -> Tensor:
+        drawn = torch.randint(
+            len(self.allowed.ids), (count, self.tokens), generator=torch.Generator().manual_seed(0)
+        )
+        return self.allowed.ids[drawn.to(self.model.device)]
