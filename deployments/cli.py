@@ -57,6 +57,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--verbose", action="store_true", help="show Prefect's log too")
     run.set_defaults(command=_run)
 
+    serve = commands.add_parser("serve", help="serve recipes as Prefect deployments")
+    serve.add_argument("recipes", nargs="*", metavar="RECIPE",
+                       help="what to serve (default: all that come with gradmm)")  # fmt: skip
+    serve.add_argument("--recipes", dest="folder", type=Path, metavar="DIR", help="serve this folder's too")
+    serve.add_argument("--cron", metavar="CRON", help="when each is to run by itself, in UTC: '0 6 * * *'")
+    serve.add_argument("--limit", type=int, default=1, metavar="N", help="runs at once (default: 1)")
+    serve.add_argument("--port", type=int, metavar="PORT", help="of the local server (default: 4200)")
+    _add_changes(serve)
+    _add_root(serve)
+    serve.set_defaults(command=_serve)
+
+    notify = commands.add_parser("notify", help="say that a served recipe's data have changed: it runs")
+    notify.add_argument("recipe", metavar="RECIPE", help="the name of a recipe that is served")
+    notify.set_defaults(command=_notify)
+
     privacy = commands.add_parser("privacy", help="what a recipe's data have spent, and what is left")
     _add_recipe(privacy)
     _add_root(privacy)
@@ -65,6 +80,22 @@ def _parser() -> argparse.ArgumentParser:
     audit = commands.add_parser("audit", help="audit a recipe's noise mechanism with canaries; reads no data")
     _add_recipe(audit)
     audit.set_defaults(command=_audit)
+
+    runs = commands.add_parser("runs", help="list finished runs, newest first")
+    _add_root(runs)
+    runs.set_defaults(command=_runs)
+
+    diff = commands.add_parser("diff", help="what two runs do not share: settings, data, code, libraries, figures")
+    diff.add_argument("first", metavar="RUN", help="a run's id from `gradmm runs`, or its folder")
+    diff.add_argument("second", metavar="RUN")
+    _add_root(diff)
+    diff.set_defaults(command=_diff)
+
+    report = commands.add_parser("report", help="print where a run's report is, or open it")
+    report.add_argument("run", metavar="RUN", help="a run's id from `gradmm runs`, or its folder")
+    report.add_argument("--open", action="store_true", help="in a browser")
+    _add_root(report)
+    report.set_defaults(command=_report)
 
     publish = commands.add_parser("publish", help="upload a run's release folder to the Hugging Face hub")
     publish.add_argument("run", type=Path, metavar="RUN", help="a run's folder, ROOT/runs/<time>-<recipe>")
@@ -129,6 +160,28 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
+def _serve(options: argparse.Namespace) -> int:
+    from functools import partial
+
+    from deployments.serve import recipes_to_serve, serve
+    from gradmm_core.artifacts import Root
+
+    if options.limit < 1:
+        raise InputError("no run could ever start", "--limit", "give at least 1")
+    recipes = recipes_to_serve(options.recipes, options.folder, partial(_recipe, options=options))
+    Root(path=options.root).prepare()
+    serve(recipes, options.root, cron=options.cron, limit=options.limit, port=options.port)
+    return OK
+
+
+def _notify(options: argparse.Namespace) -> int:
+    from deployments.notify import notify
+
+    notify(options.recipe)
+    print(f"gradmm/{options.recipe} runs in a few seconds, if it is served")
+    return OK
+
+
 def _configure_prefect(verbose: bool) -> None:
     """Prefect's own log only if asked for, and patience for its first start. Read when Prefect is imported."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
@@ -174,6 +227,34 @@ def _audit(options: argparse.Namespace) -> int:
     audit = audit_release(mechanism, recipe.mechanism_audit, recipe.seed)
     print_audit(audit, mechanism)
     return OK if audit.passes else OURS
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from deployments.history import past_runs, print_runs
+
+    print_runs(*past_runs(options.root), options.root)
+    return OK
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from deployments.history import find_run, print_differences
+
+    print_differences(find_run(options.first, options.root), find_run(options.second, options.root))
+    return OK
+
+
+def _report(options: argparse.Namespace) -> int:
+    import webbrowser
+
+    from deployments.history import find_run
+
+    report = find_run(options.run, options.root).report.resolve()
+    if not report.is_file():
+        raise InputError("is missing", str(report), "run the recipe again: what is cached takes seconds")
+    print(report)
+    if options.open and not webbrowser.open(report.as_uri()):
+        raise InputError("no browser was found", "--open", "open the file yourself")
+    return OK
 
 
 def _publish(options: argparse.Namespace) -> int:

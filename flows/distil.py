@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prefect import flow
+from prefect import State, flow
+from prefect.states import Completed, Failed
 
+from flows.deployed import with_the_deployments
 from flows.stage_runs import StageRuns
+from flows.ui_artifacts import UiArtifacts
+from flows.ui_logs import logs_in_ui
 from gradmm_core import settings as s
 from gradmm_core.artifacts import Root, StageArtifact
+from gradmm_core.errors import BudgetExhausted
 from gradmm_core.generation import plan_shards
 from gradmm_core.language_model import ModelReference
 from gradmm_core.preflight import expected_cosines, preflight_lines
@@ -59,16 +64,46 @@ def distil(
     mechanism_audit: s.MechanismAuditSettings = s.MechanismAuditSettings(),
     mia_audit: s.MiaAuditSettings = s.MiaAuditSettings(),
     seed: int = 0,
-) -> RunRecord:
+) -> RunRecord | State[RunRecord]:
     """Distils a labelled data set into readable synthetic sentences.
 
-    The parameters are a recipe's blocks, one for each stage, plus:
+    The parameters are a recipe's blocks, one for each stage. A run of a deployment may be given part of a block:
+    what it leaves out is the deployment's.
 
-    root: the folder that keeps stages, runs and releases.
-    force: stages to run again even if cached.
+    A run in which every stage was cached ends in the state `Unchanged`, and one that the privacy budget does not
+    allow in `BudgetExhausted`. A caller in the same process gets the record, or the error, all the same.
+
+    Args:
+        name: The recipe's name.
+        data: Where the labelled texts come from.
+        classes: The classes, each with its label, its verbaliser and an instruction.
+        model: The causal language model.
+        root: The folder that keeps stages, runs and releases.
+        force: Stages to run again even if cached. A noisy target drawn again is one more release.
+        description: What the recipe is.
+        template: How a text is turned into an example.
+        privacy: The guarantee asked for.
+        target_gradient: The gradient that the synthetic texts are to match.
+        generation: How many texts, how long, and by which method.
+        label_filter: Drops texts that the model takes for another class.
+        loss_selection: Keeps the texts that match best.
+        category_balance: Evens out how well the classes match.
+        finetune_eval: Fine-tuning on the synthetic texts, and on as many real ones.
+        mechanism_audit: Canaries through the noise of a private run, before any data are read.
+        mia_audit: Membership inference against the model fine-tuned on the synthetic texts.
+        seed: Of everything but the noise.
     """
     blocks = {block: value for block, value in locals().items() if block in Recipe.model_fields}
-    return run_recipe(validate_recipe(blocks, where="the flow's parameters"), root, force)
+    recipe = validate_recipe(with_the_deployments(blocks), where="the flow's parameters")
+    try:
+        with logs_in_ui():
+            record = run_recipe(recipe, root, force)
+    except BudgetExhausted as error:
+        UiArtifacts(recipe, Root(path=root)).show_refusal(error)
+        return Failed(name="BudgetExhausted", message=str(error), data=error)
+    if all(stage.cached for stage in record.stages):
+        return Completed(name="Unchanged", message="Every stage was there already.", data=record)
+    return record
 
 
 def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunRecord:
@@ -88,7 +123,8 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
         budget_epsilon=recipe.privacy.budget_epsilon or recipe.privacy.epsilon,
         ledger=asked.ledger,
     )
-    runs = StageRuns(context)
+    ui = UiArtifacts(recipe, root)
+    runs = StageRuns(context, ui)
     model = model_fingerprint(recipe.model)
     wording = response_template(recipe)
     mechanism = gaussian_mechanism(recipe.privacy)
@@ -188,7 +224,9 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
         versions=library_versions(),
         stages=runs.records,
     )
-    return write_run(root, record, texts=balanced, evaluation=evaluation, audit=audit)
+    record = write_run(root, record, texts=balanced, evaluation=evaluation, audit=audit)
+    ui.show_run(record)
+    return record
 
 
 def public_space(

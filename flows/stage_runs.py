@@ -11,6 +11,7 @@ from typing import Any
 from prefect import Task
 from prefect.client.schemas.objects import State
 
+from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.run_record import StageRecord
 from tasks.stage import RunContext
@@ -20,15 +21,16 @@ logger = logging.getLogger("gradmm_core.flow")
 
 @dataclass
 class StageRuns:
-    """Runs stages with the run's result storage."""
+    """Runs stages with the run's result storage, and shows each in Prefect's UI."""
 
     context: RunContext
+    ui: UiArtifacts
     records: list[StageRecord] = field(default_factory=list)
 
     def run(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact:
         """One stage: its artifact, made now or found in the cache."""
         artifact, record = self._run(stage, inputs)
-        self.records.append(record)
+        self._keep(record)
         return artifact
 
     def run_sharded(
@@ -38,10 +40,17 @@ class StageRuns:
         inputs: Sequence[dict[str, Any]],
     ) -> StageArtifact:
         """A stage in shards, each cached by itself, and their merging: one line in the record."""
-        shards = [self._run(shard, each) for each in inputs]
-        artifact, merged = self._run(merge, {"shards": [made for made, _ in shards]})
-        parts = [record for _, record in shards]
-        self.records.append(
+        progress = self.ui.progress(merge.name, len(inputs))
+        shards: list[StageArtifact] = []
+        parts: list[StageRecord] = []
+        progress.tell(parts)
+        for each in inputs:
+            made, part = self._run(shard, each)
+            shards.append(made)
+            parts.append(part)
+            progress.tell(parts)
+        artifact, merged = self._run(merge, {"shards": shards})
+        self._keep(
             merged.model_copy(
                 update={
                     "cached": merged.cached and all(part.cached for part in parts),
@@ -50,6 +59,10 @@ class StageRuns:
             )
         )
         return artifact
+
+    def _keep(self, record: StageRecord) -> None:
+        self.records.append(record)
+        self.ui.show_stage(self.records)
 
     def _run(self, stage: Task[..., StageArtifact], inputs: dict[str, Any]) -> tuple[StageArtifact, StageRecord]:
         started = time.perf_counter()

@@ -16,3 +16,7 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}; {self.fix}"
+
+
+class BudgetExhausted(InputError):
+    """One more release would pass the data's privacy budget: refused, with nothing drawn."""

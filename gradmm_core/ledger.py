@@ -29,7 +29,7 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from filelock import FileLock, Timeout
 from pydantic import Field
 
-from gradmm_core.errors import InputError
+from gradmm_core.errors import BudgetExhausted, InputError
 from gradmm_core.privacy import GaussianMechanism, zcdp_epsilon
 from gradmm_core.settings import Positive, Settings, TargetGradientSettings
 
@@ -163,12 +163,12 @@ class Ledger:
         """Changes nothing.
 
         Raises:
-            InputError: if one more such release would pass the budget.
+            BudgetExhausted: if one more such release would pass it.
         """
         past = [entry.release for entry in self.entries()]
         composed = composed_epsilon([*past, release], delta, release.adjacency)
         if not composed <= budget_epsilon * (1 + RELATIVE_SLACK):
-            raise InputError(
+            raise BudgetExhausted(
                 f"this release would bring the composed epsilon to {composed:.3g} at delta {delta:.3g}, above the "
                 f"budget of {budget_epsilon:g} ({len(past)} release{'' if len(past) == 1 else 's'} so far)",
                 "privacy.budget_epsilon",

@@ -141,7 +141,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None =
     if preset is not None:
         chosen = _read_settings(preset)
         _check_preset(chosen, where=str(preset))
-        values = _merged(values, chosen)
+        values = merged_settings(values, chosen)
     for override in overrides:
         _apply_override(values, override)
     return validate_recipe(values, where=str(path))
@@ -168,12 +168,12 @@ def _check_preset(values: dict[Any, Any], where: str) -> None:
             raise _input_error(problems, where) from error
 
 
-def _merged(values: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+def merged_settings(values: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
     """`over` put over `values`, block by block. A list is one value: its entries have no names to merge by."""
     merged = values | over
     for key in values.keys() & over.keys():
         if isinstance(values[key], dict) and isinstance(over[key], dict):
-            merged[key] = _merged(values[key], over[key])
+            merged[key] = merged_settings(values[key], over[key])
     return merged
 
 

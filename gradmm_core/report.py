@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import pandas as pd
 import yaml
+from markupsafe import Markup
 
 from gradmm_core.artifacts import publish
+from gradmm_core.preflight import expected_cosines
+from gradmm_core.privacy import gaussian_mechanism
 from gradmm_core.release import guarantee_table, how_texts_were_made, public_model_name
 from gradmm_core.run_record import RunRecord, StageRecord
 
@@ -38,11 +41,17 @@ AUDIT_FIGURES = (
 
 
 def write_report(
-    path: Path, run: RunRecord, texts: pd.DataFrame, finetune: pd.DataFrame, audit: pd.DataFrame
+    path: Path,
+    run: RunRecord,
+    generated: pd.DataFrame,
+    texts: pd.DataFrame,
+    finetune: pd.DataFrame,
+    audit: pd.DataFrame,
 ) -> None:
     """Writes the report, whole or not at all, readable by its owner only: it has figures of private data.
 
     Args:
+        generated: the rows of the stage `generation`; their `loss_history` is enough.
         texts: the rows that the last filter kept.
         finetune: the rows of the stage `finetune_eval`.
         audit: the rows of the stage `mia_audit`.
@@ -50,6 +59,8 @@ def write_report(
     Raises:
         KeyError: for a figure that a stage has to give and did not.
     """
+    from gradmm_core import plots  # late: matplotlib takes most of a second to import
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gradmm_core"),
         autoescape=True,  # the texts are untrusted; select_autoescape would not know the ending .html.jinja
@@ -61,6 +72,15 @@ def write_report(
     names = {c.label: c.name for c in run.recipe.classes}
     arms = accuracy_by_arm(run.stage("finetune_eval"), finetune)
     counts = Counter(texts["label"].tolist())
+    left = survivors(run, names)
+    figures = {
+        "loss_history": plots.loss_history(generated),
+        "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
+        "accuracy": plots.accuracy_by_step(finetune, run.stage("finetune_eval").figures),
+        "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
+    }
+    if cosines := noise_cosines(run.recipe, run.stages):
+        figures["cosines"] = plots.cosines(*cosines)
     by_loss = texts.sort_values(["matching_loss", "id"])
     worst = by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
     html = environment.get_template("report.html.jinja").render(
@@ -71,12 +91,12 @@ def write_report(
         guarantee_table=guarantee_table(run.recipe, run.guarantee),
         how_made=how_texts_were_made(run.recipe.generation),
         stages=[(stage, key_figures(stage, names)) for stage in run.stages],
-        parquet=[(stage, read_line(stage)) for stage in run.stages],
-        survivors=survivors(run, names),
+        parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
+        survivors=left,
         accuracy_before=run.stage("finetune_eval").figures["accuracy_before"],
         arms=arms,
         by_arm={arm.name: arm for arm in arms},
-        plot=accuracy_plot(finetune, arms),
+        plots={name: Markup(plots.svg(each)) for name, each in figures.items()},  # svg escapes all texts
         audit={name: run.stage("mia_audit").figures[name] for name in AUDIT_FIGURES},
         audit_runs=audit.to_dict("records"),
         mechanism=next((s.figures for s in run.stages if s.stage == "mechanism_audit"), None),
@@ -159,87 +179,42 @@ def read_line(stage: StageRecord) -> str:
     return f'{line}.query("kept")' if stage.stage in FILTERS else line
 
 
-# ---------------------------------------------------------------------------------------------- accuracy plot
+def link(report: Path, stage: StageRecord) -> str:
+    """The address of a stage's Parquet from the report's own: it holds where the root is moved as a whole."""
+    return quote(Path(os.path.relpath(stage.path, report.parent)).as_posix())
 
 
-@dataclass(frozen=True)
-class Line:
-    """One arm's mean accuracy by step (`path`, an SVG path) and each seed's (`dots`)."""
+def noise_cosines(
+    recipe: Recipe, stages: Sequence[StageRecord]
+) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Of each class's noisy and clean target: the cosine that was expected (where it was) and the actual one.
 
-    arm: str
-    seeds: int
-    path: str
-    dots: list[tuple[float, float]]
-    last: float
+    None in a run without noise.
 
-
-@dataclass(frozen=True)
-class AccuracyPlot:
-    """Test accuracy against fine-tuning steps, in the coordinates of a `width` x `height` SVG."""
-
-    width: int
-    height: int
-    left: float
-    right: float
-    top: float
-    bottom: float
-    before: float
-    x_ticks: list[tuple[float, int]]
-    y_ticks: list[tuple[float, float]]
-    lines: list[Line]
+    Args:
+        stages: those of a run; all up to `target_gradient` at least.
+    """
+    mechanism = gaussian_mechanism(recipe.privacy)
+    if mechanism is None:
+        return None
+    by_name = {stage.stage: stage for stage in stages}
+    names = {c.label: c.name for c in recipe.classes}
+    cosines = by_name["target_gradient"].figures["cosine"]
+    actual = {name: cosines[str(label)] for label, name in names.items()}
+    space, records = by_name.get("target_space"), recipe.privacy.declared_records
+    if space is None or records is None:
+        return {}, actual
+    centred = recipe.target_gradient.centred
+    expected = expected_cosines(mechanism, space.figures, records)
+    return {names[e.label]: e.centred if centred else e.plain for e in expected}, actual
 
 
-def accuracy_plot(finetune: pd.DataFrame, arms: list[ArmAccuracy]) -> AccuracyPlot:
-    """Lays out the test accuracies at each arm's chosen learning rate, and that before fine-tuning."""
-    width, height, left, right, top, bottom = 480, 300, 62.0, 466.0, 12.0, 250.0
-    test = _test_accuracies(finetune)
-    before = test["before", 0.0][0][0]
-    by_step = {arm.name: test[arm.name, arm.learning_rate] for arm in arms}
-    drawn = [before, *(a for steps in by_step.values() for each in steps.values() for a in each)]
-    ticks = _round_ticks(min(drawn), max(drawn))
-    steps = sorted({0}.union(*by_step.values()))
-
-    def x(step: int) -> float:
-        return round(left + (right - left) * step / steps[-1], 1)
-
-    def y(accuracy: float) -> float:
-        return round(bottom - (bottom - top) * (accuracy - ticks[0]) / (ticks[-1] - ticks[0]), 1)
-
-    lines = []
-    for arm in arms:
-        means = {step: statistics.fmean(each) for step, each in by_step[arm.name].items()}
-        corners = [f"{x(step)},{y(mean)}" for step, mean in means.items()]
-        dots = [(x(step), y(accuracy)) for step, each in by_step[arm.name].items() for accuracy in each]
-        lines.append(Line(arm.name, arm.seeds, "M" + " L".join(corners), dots, means[max(means)]))
-    return AccuracyPlot(
-        width=width,
-        height=height,
-        left=left,
-        right=right,
-        top=top,
-        bottom=bottom,
-        before=y(before),
-        x_ticks=[(x(step), step) for step in steps[:: math.ceil(len(steps) / 6)]],
-        y_ticks=[(y(tick), tick) for tick in ticks],
-        lines=lines,
-    )
-
-
-def _test_accuracies(finetune: pd.DataFrame) -> dict[tuple[str, float], dict[int, list[float]]]:
-    """The seeds' test accuracies, by arm and learning rate, then by step in rising order."""
-    accuracies: dict[tuple[str, float], dict[int, list[float]]] = {}
-    for row in finetune.sort_values(["step", "seed"]).to_dict("records"):
-        if row["split"] == "test":
-            by_step = accuracies.setdefault((row["arm"], row["learning_rate"]), {})
-            by_step.setdefault(row["step"], []).append(row["accuracy"])
-    return accuracies
-
-
-def _round_ticks(low: float, high: float) -> list[float]:
-    """At most seven round accuracies that enclose `low` and `high`."""
-    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2) if high - low <= 5 * s)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [tick * step for tick in range(first, max(last, first + 1) + 1)]
+def _claim(run: RunRecord) -> dict[str, float]:
+    """Epsilon and delta of the guarantee, if it is one."""
+    promise = run.guarantee
+    if promise.epsilon is None or promise.delta is None or not promise.safe:
+        return {}
+    return {"epsilon": promise.epsilon, "delta": promise.delta}
 
 
 # ------------------------------------------------------------------------------------------- numbers in words

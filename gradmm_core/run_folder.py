@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from gradmm_core.artifacts import Root, StageArtifact, publish
 from gradmm_core.filters import kept_texts
 from gradmm_core.release import write_release
@@ -24,8 +26,9 @@ def write_run(
     """
     folder, record = _new_folder(root, record)
     kept = kept_texts(texts.read())
+    generated = pd.read_parquet(record.stage("generation").path, columns=["loss_history"])
     write_release(folder / "release", record, kept)
-    write_report(folder / "report.html", record, kept, evaluation.read(), audit.read())
+    write_report(folder / "report.html", record, generated, kept, evaluation.read(), audit.read())
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 

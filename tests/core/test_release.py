@@ -117,6 +117,7 @@ def run_record(
             "records": {str(label): PLANTED["records"] for label in labels},
             "clip_fraction": PLANTED["clip_fraction"],
             "sigma": promise.sigma,
+            "cosine": dict.fromkeys(map(str, labels), 0.8713),
         },
         "generation": {"texts": 2 * rows, **quality, "token_passes_per_text": 61234.5},
         "label_filter": left,

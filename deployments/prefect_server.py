@@ -1,0 +1,162 @@
+"""The Prefect server that commands talk to: the one that answers, or a local one that is started for the while."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import urlsplit
+
+import httpx
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+
+from gradmm_core.errors import InputError
+
+LOOPBACK, DEFAULT_PORT = "127.0.0.1", 4200
+START_SECONDS, STOP_SECONDS = 180, 20
+
+#: Leases of concurrency slots go to files: kept in memory, a slot would stay taken for ever after a restart.
+SERVER_SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server by its API's address; with its process if it was started here."""
+
+    api: str
+    #: Whether Prefect would find it in another terminal.
+    configured: bool = True
+    process: subprocess.Popen[bytes] | None = None
+    output: IO[bytes] | None = None
+
+    @property
+    def ui(self) -> str:
+        """The page that people look at."""
+        return PREFECT_UI_URL.value() or self.api.removesuffix("/api")
+
+    @property
+    def answers(self) -> bool:
+        """Whether a Prefect server is there. Something else at the same address is none."""
+        try:
+            health = httpx.get(f"{self.api}/health", timeout=5)
+            return health.status_code == 200 and health.json() is True
+        except (httpx.HTTPError, ValueError):
+            return False
+
+    def wait(self) -> None:
+        """Returns once it answers.
+
+        Raises:
+            InputError: if it will not.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self.answers:
+            if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
+                what = f"the Prefect server did not start ({self._last_words()})"
+                raise InputError(what, self.api, "mend that, or choose another --port")
+            time.sleep(0.2)
+
+    def _last_words(self) -> str:
+        if self.output is None:
+            return "it does not answer"
+        self.output.seek(0)
+        lines = self.output.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+@contextmanager
+def answering_server() -> Iterator[Server]:
+    """The server that Prefect is configured for, or else the one that `gradmm serve` starts.
+
+    Raises:
+        InputError: if it does not answer.
+    """
+    server = Server(_configured_api())
+    if not server.answers:
+        fix = "start one with `gradmm serve`, or set PREFECT_API_URL"
+        raise InputError("no Prefect server answers", server.api, fix)
+    with _in_use(server):
+        yield server
+
+
+@contextmanager
+def running_server(port: int | None = None) -> Iterator[Server]:
+    """The server that answers; or one for this machine only, which is starting, and is stopped at the end.
+
+    Args:
+        port: of a local server, whatever Prefect is configured for.
+
+    Raises:
+        InputError: if none answers, and none can be started there.
+    """
+    api = _configured_api(port)
+    server = Server(api, configured=api == PREFECT_API_URL.value())
+    if server.answers:
+        with _in_use(server):
+            yield server
+        return
+    address = urlsplit(server.api)
+    if address.hostname not in (LOOPBACK, "localhost") or address.scheme != "http":
+        fix = "start it, or unset PREFECT_API_URL for a local one"
+        raise InputError("no Prefect server answers", server.api, fix)
+    port = address.port or 80
+    _check_port_is_free(port)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)],
+            env=SERVER_SETTINGS | os.environ | {"PREFECT_API_URL": server.api},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for the runs first: they tell the server how they ended.
+            start_new_session=True,
+        )
+        server = Server(api, server.configured, process, output)
+        try:
+            with _in_use(server):
+                yield server
+        finally:
+            _stop(process)
+
+
+@contextmanager
+def _in_use(server: Server) -> Iterator[None]:
+    """For this process, and for those that it starts."""
+    os.environ["PREFECT_API_URL"] = server.api
+    with temporary_settings({PREFECT_API_URL: server.api}):
+        yield
+
+
+def _configured_api(port: int | None = None) -> str:
+    configured = None if port else PREFECT_API_URL.value()
+    return configured.rstrip("/") if configured else f"http://{LOOPBACK}:{port or DEFAULT_PORT}/api"
+
+
+def _check_port_is_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except (OSError, OverflowError) as error:
+            what = f"port {port} has no Prefect server, and none can be started on it ({error})"
+            raise InputError(what, "--port", "choose another one") from error
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,237 @@
+"""The plots: what they draw, read back from the figures, and what an SVG of them asks of its page."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import threading
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from PIL import Image
+
+from gradmm_core import plots
+from gradmm_core.mia_audit import largest_advantage
+from tests.core.test_report import audit_rows, finetune_rows
+
+FINETUNE = {"accuracy_before": 0.60311, "learning_rate_synthetic": 1e-4, "learning_rate_real": 3e-5}
+AUDIT = {"test_records": 100, "advantage": 0.03, "detectable_advantage": 0.1763, "auc": 0.51, "tpr_at_1_fpr": 0.02}
+
+
+def figures() -> dict[str, Figure]:
+    """One of each."""
+    return {
+        "loss_history": plots.loss_history(pd.DataFrame({"loss_history": [[0.5, 0.2], [0.4, 0.3]]})),
+        "survivors": plots.survivors(["bad", "good"], ["generation", "label_filter"], [[4, 4], [2, 3]]),
+        "accuracy": plots.accuracy_by_step(finetune_rows(), FINETUNE),
+        "roc": plots.roc(audit_rows(), AUDIT, epsilon=0.5, delta=1e-5),
+        "cosines": plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": 0.9}),
+    }
+
+
+def lines(figure: Figure) -> dict[str, Any]:
+    """The lines of a figure, by the label in its legend."""
+    return {str(line.get_label()): line for line in figure.axes[0].get_lines()}
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_loss_history_is_the_median_and_the_quartiles_of_each_round() -> None:
+    history = [[0.5, 0.4, 0.1], [0.6, 0.3, 0.2], [0.7, 0.2], [0.8, math.nan, math.inf], [0.9, 0.1, 0.3]]
+    figure = plots.loss_history(pd.DataFrame({"loss_history": history}))
+    median = lines(figure)["median"]
+    assert median.get_xdata().tolist() == [0, 1, 2]
+    assert median.get_ydata() == pytest.approx([0.7, 0.25, 0.2])
+    (band,) = figure.axes[0].collections
+    corners = band.get_paths()[0].vertices
+    for round_, low, high in ((0, 0.6, 0.8), (1, 0.175, 0.325), (2, 0.15, 0.25)):
+        heights = corners[corners[:, 0] == round_, 1]
+        assert (heights.min(), heights.max()) == pytest.approx((low, high))
+    assert figure.axes[0].get_ylim()[0] == 0
+    assert "Over 5 texts the median is 0.7 at the start and 0.2 after 2 rounds" in str(figure.get_label())
+
+
+def test_loss_history_reads_what_parquet_gives_and_refuses_what_has_no_number() -> None:
+    arrays = pd.DataFrame({"loss_history": [np.array([0.5, 0.4]), np.array([0.3, 0.2])]})
+    assert lines(plots.loss_history(arrays))["median"].get_ydata() == pytest.approx([0.4, 0.3])
+    single = plots.loss_history(pd.DataFrame({"loss_history": [[0.5]]}))
+    assert lines(single)["median"].get_marker() == "o"  # a line of one point would not be seen
+    with pytest.raises(ValueError, match="no text has a finite loss"):
+        plots.loss_history(pd.DataFrame({"loss_history": [[math.nan]]}))
+
+
+def test_survivors_are_bars_of_each_class_side_by_side() -> None:
+    counts = [[60, 60], [32, 60], [0, 25]]
+    figure = plots.survivors(["negative", "positive"], ["generation", "label_filter", "loss_selection"], counts)
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    starts = [bar.get_x() for bar in figure.axes[0].patches]
+    assert widths == [60, 32, 0, 60, 60, 25]
+    assert starts == [0, 0, 0, 60, 32, 0]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["120", "92", "25"]
+    assert legend(figure) == ["negative", "positive"]
+    assert "after label filter 32 negative, 60 positive" in str(figure.get_label())
+
+
+def test_accuracy_is_that_on_test_at_the_chosen_learning_rate() -> None:
+    figure = plots.accuracy_by_step(finetune_rows(), FINETUNE)
+    drawn = lines(figure)
+    assert drawn["synthetic"].get_xdata().tolist() == [50, 100, 150, 200]
+    assert drawn["synthetic"].get_ydata() == pytest.approx([0.645, 0.67, 0.695, 0.72])
+    assert drawn["real"].get_ydata()[-1] == pytest.approx(0.74)
+    assert set(drawn["before fine-tuning"].get_ydata()) == {0.60311}
+    dots = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "None"]
+    assert [len(line.get_xdata()) for line in dots] == [12, 12]
+    assert legend(figure) == ["synthetic", "real", "before fine-tuning"]
+    with pytest.raises(KeyError, match="learning_rate_real"):
+        plots.accuracy_by_step(finetune_rows(), {k: v for k, v in FINETUNE.items() if k != "learning_rate_real"})
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+def test_equal_accuracies_have_an_axis_that_does_not_make_much_of_them(level: float) -> None:
+    figure = plots.accuracy_by_step(finetune_rows().assign(accuracy=level), FINETUNE | {"accuracy_before": level})
+    low, high = figure.axes[0].get_ylim()
+    assert high - low >= 0.04
+    assert low < level < high
+
+
+def test_roc_shows_what_is_known_of_the_curve_and_no_more() -> None:
+    figure = plots.roc(audit_rows(), AUDIT, epsilon=0.5, delta=1e-5)
+    drawn = lines(figure)
+    attack = next(line for label, line in drawn.items() if label.startswith("the attack: somewhere"))
+    assert attack.get_ydata() - attack.get_xdata() == pytest.approx([0.03, 0.03])
+    bound = drawn["the most that the guarantee allows"]
+    gap = bound.get_ydata() - bound.get_xdata()
+    assert gap.max() == pytest.approx(largest_advantage(0.5, 1e-5), abs=2e-3)
+    assert gap.max() <= largest_advantage(0.5, 1e-5)
+    points = [(c[0].get_xdata()[0], c[0].get_ydata()[0]) for c in figure.axes[0].containers]
+    assert points == [(0, pytest.approx(0.01)), (pytest.approx(0.01), pytest.approx(0.02))]
+    # Clopper and Pearson's intervals for 1 and 2 of 100.
+    ends = [c[2][0].get_segments()[0][:, 1].tolist() for c in figure.axes[0].containers]
+    assert ends == [pytest.approx([0.00025, 0.05446], abs=1e-5), pytest.approx([0.00243, 0.07038], abs=1e-5)]
+
+
+def test_roc_without_a_claim_or_with_too_few_records_leaves_out_what_there_is_not() -> None:
+    figure = plots.roc(audit_rows(), AUDIT | {"detectable_advantage": None, "test_records": 2, "advantage": -1.0})
+    assert [label.split(":")[0] for label in legend(figure)] == [
+        "guessing",
+        "the attack",
+        "the attack at 0.1% and 1% false positives",
+    ]
+
+
+def test_cosines_that_were_not_expected_are_drawn_alone() -> None:
+    figure = plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": -0.1})
+    drawn = lines(figure)
+    assert drawn["actual"].get_xdata().tolist() == [0.75, -0.1]
+    assert drawn["expected"].get_xdata()[0] == 0.8
+    assert math.isnan(drawn["expected"].get_xdata()[1])
+    assert figure.axes[0].get_xlim()[0] < -0.1
+    assert legend(plots.cosines({}, {"bad": 0.75})) == ["actual"]
+
+
+def test_svg_is_the_same_each_time_and_after_a_png() -> None:
+    for name, figure in figures().items():
+        first = plots.svg(figure)
+        plots.png(figure)
+        assert plots.svg(figure) == first, name
+        assert plots.svg(figures()[name]) == first, name
+
+
+def test_svg_takes_on_the_ink_of_its_page_and_refers_to_nothing_else() -> None:
+    for figure in figures().values():
+        text = plots.svg(figure)
+        root = ET.fromstring(text)
+        assert root.get("role") == "img"
+        assert str(root.get("aria-label")).startswith(figure.axes[0].get_title(loc="left"))
+        assert str(figure.get_label()) in str(root.get("aria-label"))
+        assert root.get("width") is None
+        words = list(root.iter("{http://www.w3.org/2000/svg}text"))
+        assert len(words) > 5
+        assert {word.get("fill") for word in words} == {"currentColor"}
+        assert {word.get("font-family") for word in words} == {"sans-serif"}
+        assert plots.INK not in text
+        assert not re.search(r"style=|<style|url\(|xlink|ns\d:|#000000|<metadata|<\?xml|<!DOCTYPE", text)
+        identifiers = [element.get("id") for element in root.iter() if "id" in element.attrib]
+        assert {element.get("href") for element in root.iter() if "href" in element.attrib} == {
+            f"#{name}" for name in identifiers
+        }
+
+
+def test_plots_on_one_page_have_names_of_their_own() -> None:
+    names = re.findall(r' id="([^"]+)"', "".join(plots.svg(figure) for figure in figures().values()))
+    assert names
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["$x^2$", "_hidden", '"<script>&', "a\x07b\ufffe", "中文", "x" * 200])
+def test_any_name_of_a_class_is_shown_as_text(name: str) -> None:
+    figure = plots.survivors([name, "other"], ["generation"], [[3, 4]])
+    shown = [e.text or "" for e in ET.fromstring(plots.svg(figure)).iter("{http://www.w3.org/2000/svg}text")]
+    expected = name.replace("\x07", "\ufffd").replace("\ufffe", "\ufffd")[:20]
+    assert any(expected in text for text in shown)
+    assert plots.svg(plots.cosines({}, {name: 0.5}))
+    assert plots.png(figure)
+
+
+def test_png_is_opaque_and_as_wide_as_a_page() -> None:
+    for name, figure in figures().items():
+        content = plots.png(figure)
+        assert plots.png(figure) == content
+        image = Image.open(io.BytesIO(content))
+        assert abs(image.width - 900) <= 1
+        pixels = np.asarray(image.convert("RGBA"))
+        assert (pixels[..., 3] == 255).all()
+        assert (pixels[0, 0, :3] == 255).all()
+        drawn = (pixels[..., :3] != 255).any(axis=2)
+        assert drawn.mean() > 0.005, name
+        assert not drawn[:, 0].any()  # nothing runs off the sides
+        assert not drawn[:, -1].any()
+
+
+def test_colours_can_be_seen_on_white_and_on_the_dark_page() -> None:
+    def luminance(colour: str) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted([luminance(one), luminance(other)])
+        return (high + 0.05) / (low + 0.05)
+
+    for page in ("#ffffff", "#14181c"):
+        for colour in plots.COLOURS:
+            assert contrast(colour, page) >= 3, (colour, page)
+    assert contrast(plots.INK_ON_ANY, "#ffffff") >= 4.5
+    assert contrast(plots.INK_ON_ANY, "#000000") >= 4.5
+
+
+def test_looks_do_not_depend_on_the_users_settings_nor_change_them() -> None:
+    expected = plots.svg(figures()["accuracy"])
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "text.color": "red", "axes.grid": False}):
+        before = dict(matplotlib.rcParams)
+        assert plots.svg(figures()["accuracy"]) == expected
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_threads_do_not_disturb_one_another() -> None:
+    expected = {name: plots.svg(figure) for name, figure in figures().items()}
+    drawn: list[dict[str, str]] = []
+
+    def draw() -> None:
+        drawn.extend({name: plots.svg(figure) for name, figure in figures().items()} for _ in range(3))
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(drawn) == 12
+    assert all(each == expected for each in drawn)
