@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import yaml
 from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -28,11 +29,21 @@ from deployments.serve import CRASH_AUTOMATION, keep_crash_automation
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.language_model import ModelReference
 from gradmm_core.run_record import RunRecord
+from tests.pipeline.browser import browse, eventually, needs_chromium, pixels_of_plots
 from tests.pipeline.conftest import tiny_recipe_values
 
 CRON = "0 6 1 1 *"
 #: Eight shards of a second or two.
 SLOW = {"shard_size": 1, "search": {"rounds": 160, "edits": 64}}
+STAGES_OF_THE_PAPER = (
+    "target_gradient",
+    "generation",
+    "label_filter",
+    "loss_selection",
+    "category_balance",
+    "finetune_eval",
+    "mia_audit",
+)
 FIRST_RUNS = {"stopped": 1, "plain": 2, "private": 1}
 
 pytestmark = pytest.mark.slow
@@ -169,7 +180,8 @@ def ran(record: RunRecord) -> list[str]:
     return [stage.stage for stage in record.stages if not stage.cached]
 
 
-def check_all_files(served: Served, record: RunRecord) -> None:
+def check_all_files(record: RunRecord) -> None:
+    """Raises for one that is missing or damaged."""
     for stage in record.stages:
         StageArtifact.model_validate(stage.model_dump(include=set(StageArtifact.model_fields)))
 
@@ -270,12 +282,42 @@ def test_of_two_runs_at_once_one_does_the_work_and_the_other_finds_nothing_to_do
     assert ran(other) == []
     for stage, same in zip(one.stages, other.stages, strict=True):
         assert stage.sha256 == same.sha256
-        StageArtifact.model_validate(stage.model_dump(include=set(StageArtifact.model_fields)))
+    check_all_files(other)
     (unchanged,) = [run for run in first_runs["plain"] if named(run) == "Unchanged"]
     took = finished(unchanged)
     assert took.start_time is not None
     assert took.end_time is not None
     assert (took.end_time - took.start_time).total_seconds() < 15
+
+
+@needs_chromium
+def test_a_person_sees_the_form_the_run_its_stages_and_a_plot(
+    prefect_server: Served, first_runs: dict[str, list[FlowRun]], tmp_path: Path
+) -> None:
+    (run,) = [run for run in first_runs["plain"] if named(run) == "Completed"]
+    ui = prefect_server.api.removesuffix("/api") + "/v2"
+
+    def shows(page: str, *words: str) -> bool:
+        html = browse(ui + page, tmp_path, "--dump-dom")
+        return all(f">{word}" in html for word in words)
+
+    fields = (
+        "Per Class",
+        "Clipping Norm",
+        "Learning Rates",
+        "The gradient that the synthetic texts are to match.",
+    )
+    assert eventually(lambda: shows(f"/deployments/deployment/{run.deployment_id}/run", *fields))
+    keys = [f"plain-{stage.replace('_', '-')}" for stage in (*STAGES_OF_THE_PAPER, "texts", "result")]
+    assert eventually(lambda: shows(f"/runs/flow-run/{run.id}?tab=Artifacts", *keys))
+    with get_client(sync_client=True) as client:
+        (generation,) = client.read_artifacts(
+            artifact_filter=ArtifactFilter(
+                key=ArtifactFilterKey(any_=["plain-generation"]),
+                flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]),
+            )
+        )
+    assert eventually(lambda: pixels_of_plots(f"{ui}/artifacts/artifact/{generation.id}", tmp_path) > 500)
 
 
 def test_an_exhausted_budget_refuses_before_data_are_read(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,23 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
 from flows.ui_markdown import inert, table
 from flows.ui_pages import stage_page
 from flows.ui_plots import plot_markdown
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import StageRecord
+from tests.pipeline.browser import browse, eventually, needs_chromium, pixels_of_plots
 from tests.pipeline.test_ui_artifacts import HOSTILE_TEXTS, text_rows
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 #: Where the UI's versions live.
 UIS = ("", "/v2")
@@ -79,24 +72,6 @@ def published(server: str, kind: str, data: Any) -> str:
     return f"/artifacts/artifact/{created.raise_for_status().json()['id']}"
 
 
-def browse(url: str, folder: Path, *options: str) -> str:
-    """What chromium prints of a page; it waits for what the page fetches."""
-    assert CHROMIUM is not None
-    command = [
-        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"),
-        *("--virtual-time-budget=20000", "--window-size=1400,2200", *options, url),
-    ]
-    return subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
-
-
-def eventually(look: Callable[[], Any]) -> Any:
-    """The first answer that is one, within a minute: on a busy machine a page can miss its time."""
-    deadline = time.monotonic() + 60
-    while not (answer := look()) and time.monotonic() < deadline:
-        time.sleep(1)
-    return answer
-
-
 @pytest.mark.parametrize("ui", UIS)
 def test_a_stages_plot_has_pixels(
     server: str, ui: str, tmp_path: Path, tiny_recipe: Callable[..., Recipe]
@@ -115,16 +90,7 @@ def test_a_stages_plot_has_pixels(
     )
     page = stage_page(record, tiny_recipe(), plot_markdown(tiny_recipe(), [record]))
     path = published(server, "markdown", page.markdown)
-    picture = tmp_path / "page.png"
-
-    def blue_pixels() -> int:
-        """Of the plot's line: the UI itself has other blues."""
-        browse(f"{server}{ui}{path}", tmp_path / "profile", f"--screenshot={picture}")
-        with Image.open(picture) as image:
-            colours = np.asarray(image.convert("RGB")).astype(np.int64)
-        return int((np.abs(colours - [0, 0x72, 0xB2]).max(axis=2) <= 6).sum())
-
-    assert eventually(lambda: blue_pixels() > 500)
+    assert eventually(lambda: pixels_of_plots(f"{server}{ui}{path}", tmp_path) > 500)
 
 
 @pytest.mark.parametrize("ui", UIS)
@@ -139,7 +105,7 @@ def test_hostile_texts_are_texts(server: str, ui: str, kind: str, tmp_path: Path
     path = published(server, kind, data if kind == "markdown" else json.dumps(data))
 
     def shown() -> str | None:
-        page = browse(f"{server}{ui}{path}", tmp_path / "profile", "--dump-dom")
+        page = browse(f"{server}{ui}{path}", tmp_path, "--dump-dom")
         body = re.search(r"<table.*?</table>", page, re.DOTALL)
         return body.group() if body and "alert(1)" in body.group() else None
 
