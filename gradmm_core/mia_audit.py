@@ -37,10 +37,14 @@ COLUMNS = [
     "auc",
     "tpr_at_1_fpr",
     "tpr_at_01_fpr",
+    "roc",
     "power",
     "detectable_advantage",
     "test_records",
 ]
+
+#: False positive rates at which a row's `roc` has the true positive rates.
+ROC_RATES = np.arange(101) / 100
 
 SIGNIFICANCE = 0.05
 DETECTION_POWER = 0.8
@@ -68,7 +72,8 @@ def mia_audit(
         A row for each run, with the columns `COLUMNS`: the largest loss that is called a member's
         (`threshold`); then, all on the test part, the advantage, the AUC, and the largest TPR at an FPR of at
         most 1% and 0.1%. An FPR of 0.1% needs 1,000 non-members: with fewer it is the TPR at no false
-        positive at all (and so is that at 1% with fewer than 100). `power` is NaN without a claim; see
+        positive at all (and so is that at 1% with fewer than 100). `roc` is the whole curve so, at the FPRs of
+        `ROC_RATES`. `power` is NaN without a claim; see
         `audit_power` and `detectable_advantage`. `test_records` counts the members of the test part, which
         has as many non-members.
 
@@ -116,15 +121,20 @@ def attack(
     member_losses: Float[np.ndarray, " members"],
     non_member_losses: Float[np.ndarray, " non_members"],
     threshold: float,
-) -> dict[str, float]:
-    """Advantage at a threshold, AUC, and the TPR at low FPR: the largest with an FPR of at most so much."""
+) -> dict[str, float | list[float]]:
+    """Advantage at a threshold, AUC, and TPR: the largest with at most so large an FPR."""
     false_positives, true_positives, _ = _roc(member_losses, non_member_losses)
+
+    def within(rates: Float[np.ndarray, " rates"]) -> list[float]:
+        return true_positives[false_positives.searchsorted(rates, side="right") - 1].tolist()
+
     labels, scores = _labels_and_scores(member_losses, non_member_losses)
     return {
         "advantage": float(np.mean(member_losses <= threshold) - np.mean(non_member_losses <= threshold)),
         "auc": float(roc_auc_score(labels, scores)),
-        "tpr_at_1_fpr": float(true_positives[false_positives <= 0.01].max()),
-        "tpr_at_01_fpr": float(true_positives[false_positives <= 0.001].max()),
+        "tpr_at_1_fpr": within(np.array([0.01]))[0],
+        "tpr_at_01_fpr": within(np.array([0.001]))[0],
+        "roc": within(ROC_RATES),
     }
 
 

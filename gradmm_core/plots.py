@@ -27,6 +27,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from scipy.stats import beta
 
+from gradmm_core.mia_audit import ROC_RATES
+
 #: Inches. Small, so that ten-point letters can still be read where a phone shrinks the plot to its width.
 WIDTH, HEIGHT = 4.8, 3.4
 
@@ -219,13 +221,11 @@ def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
 def roc(
     rows: pd.DataFrame, figures: Mapping[str, Any], epsilon: float | None = None, delta: float = 0.0
 ) -> Figure:
-    """What is known of the membership attack's ROC curve, and what a guarantee leaves it.
+    """The membership attack's ROC curve, and what a guarantee leaves it.
 
-    The audit keeps no score of single records, so that there is no curve to draw. Known are its height at the
-    two lowest false positive rates (drawn with exact 95% intervals for a split's members: the splits share
-    their records, and are not to be pooled), and how far from the diagonal the attack's threshold was, though
-    not where along it. Distances from the diagonal that the audit misses more often than one time in five are
-    shaded.
+    The curve is the mean over the splits. Its band is the exact 95% interval, rate by rate, for the members of one
+    split: the splits share their records, and are not to be pooled. Distances from the diagonal that the audit
+    misses more often than one time in five are shaded.
 
     Args:
         rows, figures: of the stage `mia_audit`.
@@ -245,17 +245,11 @@ def roc(
         axes.plot(
             fpr, _largest_tpr(fpr, epsilon, delta), "--", color=GREEN, label="the most that the guarantee allows"
         )
-    points = f"{100 * advantage:+.1f} points"
-    ends = np.array([max(0.0, -advantage), min(1.0, 1 - advantage)])
-    axes.plot(ends, ends + advantage, color=BLUE, label=f"the attack: somewhere on this line ({points})")
-    for name, rate in (("tpr_at_01_fpr", 0.001), ("tpr_at_1_fpr", 0.01)):
-        tpr = float(rows[name].mean())
-        low, high = _clopper_pearson(tpr * records, records)
-        # The largest rate that so many non-members can show: none at all is below the one asked for.
-        reached = np.floor(rate * records + 1e-9) / records
-        label = "the attack at 0.1% and 1% false positives" if name == "tpr_at_1_fpr" else None
-        axes.errorbar(reached, tpr, [[tpr - low], [high - tpr]], fmt="o", color=VERMILION, capsize=3, label=label)
-    axes.set_xlim(-0.03, 1)
+    tpr = np.stack(rows["roc"].tolist()).mean(axis=0)
+    band = np.array([_clopper_pearson(rate * records, records) for rate in tpr]).T
+    axes.fill_between(ROC_RATES, *band, color=BLUE, alpha=0.2, linewidth=0, label="95% interval of one split")
+    axes.plot(ROC_RATES, tpr, color=BLUE, label="the attack")
+    axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.01)
     axes.set_aspect("equal")
     for axis in (axes.xaxis, axes.yaxis):
@@ -264,7 +258,7 @@ def roc(
     seen = "" if detectable is None else f" It would see {100 * detectable:.1f} points four times in five."
     return _described(
         figure,
-        f"Over {len(rows)} splits the attack's advantage is {points}, the area under the "
+        f"Over {len(rows)} splits the attack's advantage is {100 * advantage:+.1f} points, the area under the "
         f"curve {figures['auc']:.3f}, the true positive rate at 1% false positives {figures['tpr_at_1_fpr']:.1%}."
         f"{seen}",
     )

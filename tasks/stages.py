@@ -74,5 +74,5 @@ STAGES: dict[str, Stage] = {
         ),
     ),
     "memorisation": Stage(1, (*_FILTERS, *_core("data", "memorisation"), "tasks.memorisation")),
-    "mia_audit": Stage(1, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
+    "mia_audit": Stage(2, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }

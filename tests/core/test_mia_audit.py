@@ -60,6 +60,7 @@ def test_the_attacks_figures_equal_brute_force(
     assert figures["auc"] == pytest.approx(np.mean(pairs))
     assert figures["tpr_at_1_fpr"] == pytest.approx(tpr_within(members, non_members, 0.01))
     assert figures["tpr_at_01_fpr"] == pytest.approx(tpr_within(members, non_members, 0.001))
+    assert figures["roc"] == pytest.approx([tpr_within(members, non_members, k / 100) for k in range(101)])
 
 
 @pytest.mark.parametrize(("non_members", "at_1", "at_01"), [(99, 0.2, 0.2), (100, 0.4, 0.2), (1000, 1.0, 0.4)])

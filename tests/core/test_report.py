@@ -81,6 +81,7 @@ def audit_rows(runs: int = 10) -> pd.DataFrame:
             "auc": 0.51,
             "tpr_at_1_fpr": 0.02,
             "tpr_at_01_fpr": 0.01,
+            "roc": [[0.01, 0.02, *(k / 100 for k in range(2, 101))]] * runs,
             "power": 0.0871,
             "detectable_advantage": 0.1763,
             "test_records": 100,
