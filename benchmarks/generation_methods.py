@@ -6,9 +6,9 @@
 
 All methods match one target. `rerank` is given as many passes through the model's body as `search` used (column
 `token_passes` of the stage). Every seed makes other texts, draws other real ones and shuffles otherwise; the
-intervals are over seeds. Of the paper's procedure one round of 30 is run: with its rho the others change no token
-(`benchmarks.admm_settings`), and one costs more than a search; `--methods paper` runs all. Fine-tuning is shorter
-than the pipeline's: one learning rate, the last step, at most 1,000 test rows.
+intervals are over seeds. Of the paper's procedure one round of 30 is run, which costs two thirds of a search: with
+its rho the others change hardly a token (`benchmarks.admm_settings`). `--methods paper` runs all of them.
+Fine-tuning is shorter than the pipeline's: one learning rate, the last step, at most 1,000 test rows.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from gradmm_core.target_space import FULL, TargetSpace, make_target_space, publi
 from gradmm_core.template import tokenise_texts
 from gradmm_core.variety import distinct_n, self_bleu
 
-#: By the preset that makes it; `search` is the default. `paper` is not given more compute than the others: one of
-#: its 30 rounds costs more than a whole search.
+#: The preset that makes it; `search` is the default.
 METHODS = {
     "zero-shot": "zero-shot",
     "rerank": "rerank",

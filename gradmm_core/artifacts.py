@@ -3,6 +3,7 @@
     <root>/stages/<stage>/<key>.parquet     what a stage made; `key` is the digest of what it was made from
     <root>/runs/<time>-<recipe>/            one run: run.json, report.html, release/
     <root>/results/                         Prefect's records of finished stages, a few hundred bytes each
+    <root>/plots/                           the plots of Prefect's pages; deleting them loses nothing
 
 Files are published whole or not at all: written beside their place under a temporary name, then renamed.
 """
