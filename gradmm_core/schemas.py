@@ -93,7 +93,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("auc", pa.float64()),
             ("tpr_at_1_fpr", pa.float64()),
             ("tpr_at_01_fpr", pa.float64()),
-            ("roc", pa.list_(pa.float64())),
+            ("roc", pa.list_(pa.field("element", pa.float64()))),
             ("power", pa.float64()),
             ("detectable_advantage", pa.float64()),
             ("test_records", pa.int64()),

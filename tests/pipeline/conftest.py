@@ -13,6 +13,16 @@ from prefect.testing.utilities import prefect_test_harness
 from gradmm_core.language_model import ModelReference
 from gradmm_core.recipe import Recipe, validate_recipe
 
+#: Those that every run has, private or not.
+STAGES_OF_THE_PAPER = (
+    "target_gradient",
+    "generation",
+    "label_filter",
+    "loss_selection",
+    "category_balance",
+    "finetune_eval",
+    "mia_audit",
+)
 GOOD = ("the soup was warm", "fresh bread and good light", "a quiet room , great book", "we liked every page")
 BAD = (
     "the train came late",

@@ -30,20 +30,11 @@ from gradmm_core.artifacts import StageArtifact
 from gradmm_core.language_model import ModelReference
 from gradmm_core.run_record import RunRecord
 from tests.pipeline.browser import browse, eventually, needs_chromium, pixels_of_plots
-from tests.pipeline.conftest import tiny_recipe_values
+from tests.pipeline.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 
 CRON = "0 6 1 1 *"
 #: Eight shards of a second or two.
 SLOW = {"shard_size": 1, "search": {"rounds": 160, "edits": 64}}
-STAGES_OF_THE_PAPER = (
-    "target_gradient",
-    "generation",
-    "label_filter",
-    "loss_selection",
-    "category_balance",
-    "finetune_eval",
-    "mia_audit",
-)
 FIRST_RUNS = {"stopped": 1, "plain": 2, "private": 1}
 
 pytestmark = pytest.mark.slow

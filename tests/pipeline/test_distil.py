@@ -15,17 +15,9 @@ from gradmm_core.artifacts import METADATA_KEY
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
 from tasks.stages import STAGES
+from tests.pipeline.conftest import STAGES_OF_THE_PAPER
 
-SEVEN = [
-    "target_gradient",
-    "generation",
-    "label_filter",
-    "loss_selection",
-    "category_balance",
-    "finetune_eval",
-    "mia_audit",
-    "memorisation",
-]
+EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
 
 
 def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
@@ -58,7 +50,7 @@ def test_a_run_makes_all_seven_stages_and_a_second_one_only_reads_them(
     root: Path, tiny_recipe: Callable[..., Recipe]
 ) -> None:
     record = run(tiny_recipe(), root)
-    assert [stage.stage for stage in record.stages] == SEVEN
+    assert [stage.stage for stage in record.stages] == EVERY_STAGE
     assert ran(record) == []
     first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
     assert [stage["cached"] for stage in first["stages"]] == [False] * 8

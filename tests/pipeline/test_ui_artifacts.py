@@ -44,6 +44,7 @@ from gradmm_core.errors import BudgetExhausted
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord, StageRecord
 from tests.core.test_release import HOSTILE
+from tests.pipeline.conftest import STAGES_OF_THE_PAPER
 from tests.pipeline.test_distil import run
 
 PRIVATE = {
@@ -124,15 +125,7 @@ def test_plots_are_pictures(twice: tuple) -> None:
                 content = base64.b64decode(encoded, validate=True)
                 assert content.startswith(b"\x89PNG\r\n\x1a\n")
                 drawn[stage.stage] = struct.unpack(">II", content[16:24])
-        assert set(drawn) == {
-            "target_gradient",
-            "generation",
-            "label_filter",
-            "loss_selection",
-            "category_balance",
-            "finetune_eval",
-            "mia_audit",
-        }
+        assert set(drawn) == set(STAGES_OF_THE_PAPER)
         assert all(width >= 600 and height >= 200 for width, height in drawn.values())
 
 
