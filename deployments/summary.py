@@ -18,13 +18,14 @@ def print_summary(record: RunRecord, root: Root) -> None:
     """What each stage did, what the texts are worth, what is guaranteed, and where it all is."""
     console = Console()
     table = Table(title=f"{record.recipe.name}: {record.run_id}", title_justify="left")
-    for heading in ("stage", "rows", "result", "time", ""):
-        table.add_column(heading, justify="right" if heading in ("rows", "time") else "left")
+    for heading in ("stage", "rows", "result", "time", "memory", ""):
+        table.add_column(heading, justify="right" if heading in ("rows", "time", "memory") else "left")
     for stage in record.stages:
         time = "" if stage.cached else f"{stage.seconds:.1f} s"
-        table.add_row(stage.stage, str(stage.rows), _result(stage), time, "cached" if stage.cached else "")
+        cached = "cached" if stage.cached else ""
+        table.add_row(stage.stage, str(stage.rows), _result(stage), time, stage.memory, cached)
     table.add_section()
-    table.add_row("total", "", "", f"{record.seconds:.1f} s", "")
+    table.add_row("total", "", "", f"{record.seconds:.1f} s", "", "")
     console.print(table)
     console.print(record.guarantee.sentence, highlight=False)
     folder = root.runs / record.run_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State
 
 from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import StageArtifact
+from gradmm_core.memory import peak_memory
 from gradmm_core.run_record import StageRecord
 from tasks.stage import RunContext
 
@@ -55,6 +56,8 @@ class StageRuns:
                 update={
                     "cached": merged.cached and all(part.cached for part in parts),
                     "seconds": merged.seconds + sum(part.seconds for part in parts),
+                    "peak_memory": _largest(part.peak_memory for part in parts),
+                    "peak_gpu_memory": _largest(part.peak_gpu_memory for part in parts),
                 }
             )
         )
@@ -69,10 +72,16 @@ class StageRuns:
         configured = stage.with_options(
             result_storage=self.context.root.results, refresh_cache=stage.name in self.context.force
         )
-        state: State[StageArtifact] = configured(self.context, return_state=True, **inputs)  # pyright: ignore
-        artifact = state.result()
+        with peak_memory() as peak:
+            state: State[StageArtifact] = configured(self.context, return_state=True, **inputs)  # pyright: ignore
+            artifact = state.result()
         seconds = time.perf_counter() - started
         cached = state.name == "Cached"
         logger.info("%s: %d rows, %s", stage.name, artifact.rows, "cached" if cached else f"{seconds:.1f} s")
-        record = StageRecord(cached=cached, seconds=seconds, **artifact.model_dump())
+        peaks = {} if cached else {"peak_memory": peak.process, "peak_gpu_memory": peak.gpu}
+        record = StageRecord(cached=cached, seconds=seconds, **peaks, **artifact.model_dump())
         return artifact, record
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -57,6 +57,13 @@ class Page:
     markdown: str
 
 
+def _making(record: StageRecord) -> str:
+    if record.cached:
+        return "Found in the cache: nothing had to be computed."
+    memory = f", with a peak of {record.memory} in memory" if record.memory else ""
+    return f"Made in this run, in {duration(record.seconds)}{memory}."
+
+
 def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
     """What a stage did, in figures, a plot (in Markdown) and some of its texts, and where its rows are."""
     names = class_names(recipe)
@@ -65,9 +72,7 @@ def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
         f"# {title(record)}",
         WHAT.get(record.stage, ""),
         f"**{summary}**",
-        "Found in the cache: nothing had to be computed."
-        if record.cached
-        else f"Made in this run, in {duration(record.seconds)}.",
+        _making(record),
         PRIVATE_NOTE if record.stage in PRIVATE else "",
         plot,
         table(["figure", "value"], _figures(record, names)),

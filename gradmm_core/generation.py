@@ -19,6 +19,7 @@ from gradmm_core.filters import text_figures
 from gradmm_core.full_gradient import FullGradientMatching
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
+from gradmm_core.memory import in_parts_that_fit
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.projection import Projector
 from gradmm_core.readable import Readable
@@ -84,7 +85,7 @@ def generate(
     task = _Task(language_model, template, objective, instruction, shard.label, text_tokens, settings, seed, title)
     with ComputeMeter(language_model) as meter:
         solve = _search(task) if settings.method == "search" else _admm(task)
-        results = [solve(batch) for batch in batches]
+        results = [result for batch in batches for result in in_parts_that_fit(solve, batch)]
     return _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
 
 

@@ -17,7 +17,7 @@ LIBRARIES = ("gradmm", "prefect", "torch", "transformers", "datasets", "dp-accou
 
 
 class StageRecord(BaseModel, frozen=True):
-    """One stage of a run. `figures` are the stage's own (JSON values)."""
+    """One stage of a run. `figures` are the stage's own (JSON values); peaks are in bytes, None if not known."""
 
     stage: str
     path: Path
@@ -26,6 +26,14 @@ class StageRecord(BaseModel, frozen=True):
     figures: dict[str, Any]
     cached: bool
     seconds: float
+    peak_memory: int | None = None
+    peak_gpu_memory: int | None = None
+
+    @property
+    def memory(self) -> str:
+        """The process's peak, and the GPU's where there is one: '1.2 GiB + GPU 3.4 GiB'."""
+        peaks = [self.peak_memory, self.peak_gpu_memory]
+        return " + GPU ".join(f"{peak / 2**30:.1f} GiB" for peak in peaks if peak is not None)
 
 
 class RunRecord(BaseModel, frozen=True):

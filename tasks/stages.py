@@ -32,7 +32,7 @@ _GENERATION = (
     *_MODEL,
     *_FULL_GRADIENT,
     *_SPACE,
-    *_core("projection", "admm", "search", "readable", "compute_meter", "perplexity", "generation"),
+    *_core("projection", "admm", "search", "readable", "compute_meter", "memory", "perplexity", "generation"),
     *_FILTERS,
     "tasks.generation",
     "tasks.matched_target",

@@ -160,6 +160,31 @@ def test_reranking_is_a_search_without_rounds_whatever_the_shards(
     assert better["matching_loss"].mean() < whole["matching_loss"].mean()
 
 
+@pytest.mark.parametrize("method", ["search", "admm"])
+def test_a_batch_that_does_not_fit_into_memory_gives_the_same_texts_in_parts(
+    phi: LanguageModel, template: TokenisedTemplate, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradmm_core import generation
+
+    makers = {"search": "_search", "admm": "_admm"}
+    whole = texts(phi, template, Shard(1, 0, 0, 5), method=method)
+    make = getattr(generation, makers[method])
+
+    def in_little_memory(task):
+        solve = make(task)
+
+        def solve_two(numbers: range):
+            if len(numbers) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return solve(numbers)
+
+        return solve_two
+
+    monkeypatch.setattr(generation, makers[method], in_little_memory)
+    parts = texts(phi, template, Shard(1, 0, 0, 5), method=method)
+    pd.testing.assert_frame_equal(whole, parts, rtol=1e-9)
+
+
 def test_token_passes_are_those_of_the_search_shared_among_a_shards_texts(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,14 @@ def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) ->
     described = json.loads(pq.read_schema(of_filter).metadata[METADATA_KEY])
     assert described["settings"]["settings"] == {"per_class": 3, "by": "text", "near_duplicate": 0.5}
     assert set(described["upstream"]) == {"texts", "target", "model"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory's peak is Linux's")
+def test_memory_is_told_of_stages_that_ran(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    record = run(tiny_recipe(loss_selection={"per_class": 1}), root)
+    for stage in record.stages:
+        assert stage.peak_memory is None if stage.cached else stage.peak_memory > 2**26
+        assert bool(stage.memory) != stage.cached
 
 
 def test_changing_a_filter_runs_it_and_what_follows_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
