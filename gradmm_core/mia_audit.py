@@ -94,11 +94,13 @@ def mia_audit(
         members, non_members = rng.permutation(member_losses), rng.permutation(non_member_losses)
         threshold = best_threshold(members[:threshold_records], non_members[:threshold_records])
         test_part = slice(threshold_records, threshold_records + test_records)
+        attacked = members[test_part], non_members[test_part]
         rows.append(
             {
                 "run": run,
                 "threshold": threshold,
-                **attack(members[test_part], non_members[test_part], threshold),
+                **attack(*attacked, threshold),
+                "roc": tpr_within(ROC_RATES, *attacked),
                 "power": power,
                 "detectable_advantage": detectable_advantage(test_records),
                 "test_records": test_records,
@@ -121,21 +123,26 @@ def attack(
     member_losses: Float[np.ndarray, " members"],
     non_member_losses: Float[np.ndarray, " non_members"],
     threshold: float,
-) -> dict[str, float | list[float]]:
-    """Advantage at a threshold, AUC, and TPR: the largest with at most so large an FPR."""
-    false_positives, true_positives, _ = _roc(member_losses, non_member_losses)
-
-    def within(rates: Float[np.ndarray, " rates"]) -> list[float]:
-        return true_positives[false_positives.searchsorted(rates, side="right") - 1].tolist()
-
+) -> dict[str, float]:
+    """Advantage at a threshold, AUC, and the TPR at low FPR."""
     labels, scores = _labels_and_scores(member_losses, non_member_losses)
+    at_1, at_01 = tpr_within(np.array([0.01, 0.001]), member_losses, non_member_losses)
     return {
         "advantage": float(np.mean(member_losses <= threshold) - np.mean(non_member_losses <= threshold)),
         "auc": float(roc_auc_score(labels, scores)),
-        "tpr_at_1_fpr": within(np.array([0.01]))[0],
-        "tpr_at_01_fpr": within(np.array([0.001]))[0],
-        "roc": within(ROC_RATES),
+        "tpr_at_1_fpr": at_1,
+        "tpr_at_01_fpr": at_01,
     }
+
+
+def tpr_within(
+    rates: Float[np.ndarray, " rates"],
+    member_losses: Float[np.ndarray, " members"],
+    non_member_losses: Float[np.ndarray, " non_members"],
+) -> list[float]:
+    """For each rate the largest TPR with an FPR of at most so much."""
+    false_positives, true_positives, _ = _roc(member_losses, non_member_losses)
+    return true_positives[false_positives.searchsorted(rates, side="right") - 1].tolist()
 
 
 def largest_advantage(epsilon: float, delta: float) -> float:

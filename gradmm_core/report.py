@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from gradmm_core.artifacts import publish
 from gradmm_core.preflight import expected_cosines
 from gradmm_core.privacy import gaussian_mechanism
+from gradmm_core.recipe import Recipe
 from gradmm_core.release import guarantee_table, how_texts_were_made, public_model_name
 from gradmm_core.run_record import RunRecord, StageRecord
 

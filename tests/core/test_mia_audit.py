@@ -14,6 +14,7 @@ from scipy.optimize import linprog
 from gradmm_core.errors import InputError
 from gradmm_core.mia_audit import (
     COLUMNS,
+    ROC_RATES,
     attack,
     audit_power,
     best_threshold,
@@ -21,6 +22,7 @@ from gradmm_core.mia_audit import (
     largest_advantage,
     mia_audit,
     summarise,
+    tpr_within,
 )
 from gradmm_core.settings import MiaAuditSettings
 
@@ -33,7 +35,7 @@ def advantage(members: np.ndarray, non_members: np.ndarray, threshold: float) ->
     return true_positives - sum(loss <= threshold for loss in non_members.tolist()) / len(non_members)
 
 
-def tpr_within(members: np.ndarray, non_members: np.ndarray, largest_fpr: float) -> float:
+def tpr_at(members: np.ndarray, non_members: np.ndarray, largest_fpr: float) -> float:
     """Over all thresholds there are, and that below all losses."""
     best = 0.0
     for threshold in [*members, *non_members]:
@@ -58,9 +60,10 @@ def test_the_attacks_figures_equal_brute_force(
     pairs = [(m < n) + (m == n) / 2 for m in members for n in non_members]
     assert figures["advantage"] == pytest.approx(advantage(members, non_members, threshold))
     assert figures["auc"] == pytest.approx(np.mean(pairs))
-    assert figures["tpr_at_1_fpr"] == pytest.approx(tpr_within(members, non_members, 0.01))
-    assert figures["tpr_at_01_fpr"] == pytest.approx(tpr_within(members, non_members, 0.001))
-    assert figures["roc"] == pytest.approx([tpr_within(members, non_members, k / 100) for k in range(101)])
+    assert figures["tpr_at_1_fpr"] == pytest.approx(tpr_at(members, non_members, 0.01))
+    assert figures["tpr_at_01_fpr"] == pytest.approx(tpr_at(members, non_members, 0.001))
+    roc = tpr_within(ROC_RATES, members, non_members)
+    assert roc == pytest.approx([tpr_at(members, non_members, k / 100) for k in range(101)])
 
 
 @pytest.mark.parametrize(("non_members", "at_1", "at_01"), [(99, 0.2, 0.2), (100, 0.4, 0.2), (1000, 1.0, 0.4)])
