@@ -266,8 +266,10 @@ class Judge:
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A table for each recipe, model and target: means over seeds, and 95% intervals (t) from three of them on."""
     frame = pd.DataFrame(rows)
-    noise = ["no noise" if row["epsilon"] is None else f"epsilon {row['epsilon']:g}" for row in rows]
-    title = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + noise
+    frame["noise"] = ["no noise" if row["epsilon"] is None else f"epsilon {row['epsilon']:g}" for row in rows]
+    # Every run of this command measures the state before fine-tuning.
+    frame = frame.drop_duplicates(["recipe", "model", "space", "noise", "method", "seed"])
+    title = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + frame["noise"]
     lines = []
     for name, part in frame.groupby(title, sort=False):
         lines += ["", f"**{name}**", ""]
