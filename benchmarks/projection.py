@@ -12,7 +12,7 @@ import argparse
 
 from benchmarks.published import BATCH
 from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
-from benchmarks.workload import DTYPES, INSTRUCTION, Workload
+from benchmarks.workload import INSTRUCTION, Workload, ways_of_gradmm
 from benchmarks.x_update import start
 from gradmm_core.projection import Projector
 from gradmm_core.settings import ProjectionSettings
@@ -24,11 +24,7 @@ def main() -> None:
     options = parser.parse_args()
     plain = Workload.plain(options)
     published, x = plain.published, start(plain, BATCH)[0]
-    ways = {"published": Way(lambda: published.project(x), BATCH)}
-    for dtype in DTYPES:
-        work = Workload.of(options, dtype)
-        for examples in options.batches:
-            ways[f"gradmm, {dtype}, batch {examples}"] = Way(projection(work, examples), examples)
+    ways = {"published": Way(lambda: published.project(x), BATCH)} | ways_of_gradmm(options, projection)
     same = (projection(plain, BATCH)() == published.project(x)).double().mean()
     report(
         "projection",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.published import Published
+from benchmarks.timing import Way
 from gradmm_core.language_model import LanguageModel, load_language_model, resolve_model
 from gradmm_core.matching import HeadMatching
 from gradmm_core.settings import ModelSettings
@@ -20,6 +22,18 @@ from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
 DType = Literal["float32", "bfloat16"]
 LABEL, INSTRUCTION = 1, "A short review of a movie that I liked:"
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+
+
+def ways_of_gradmm(
+    options: argparse.Namespace, make: Callable[[Workload, int], Callable[[], Any]]
+) -> dict[str, Way]:
+    """What `make` gives for each precision of the body, and each of `--batches`."""
+    works = {dtype: Workload.of(options, dtype) for dtype in DTYPES}
+    return {
+        f"gradmm, {dtype}, batch {examples}": Way(make(work, examples), examples)
+        for dtype, work in works.items()
+        for examples in options.batches
+    }
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.published import BATCH
 from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
-from benchmarks.workload import DTYPES, Workload
+from benchmarks.workload import Workload, ways_of_gradmm
 from gradmm_core.matching import HeadMatching
 
 RHO = 0.1
@@ -26,10 +26,7 @@ def main() -> None:
     add_timing_arguments(parser)
     options = parser.parse_args()
     plain = Workload.plain(options)
-    ways = {"published": Way(plain_step(plain, BATCH), BATCH)}
-    for dtype in DTYPES:
-        work = Workload.of(options, dtype)
-        ways |= {f"gradmm, {dtype}, batch {n}": Way(closed_form_step(work, n), n) for n in options.batches}
+    ways = {"published": Way(plain_step(plain, BATCH), BATCH)} | ways_of_gradmm(options, closed_form_step)
     gap = largest_gap(plain, plain.texts(3))
     report(
         "X-update",

@@ -13,10 +13,10 @@ import pandas as pd
 
 from flows.ui_markdown import Markdown, document, escaped, inert, table
 from gradmm_core.recipe import Recipe
-from gradmm_core.report import FILTERS, duration, figure, key_figures, percent, points, read_line
+from gradmm_core.report import FILTERS, best_and_worst, duration, figure, key_figures, percent, points, read_line
 from gradmm_core.run_record import RunRecord, StageRecord
 
-TABLE_ROWS, SAMPLE_ROWS, BEST_SHOWN, WORST_SHOWN = 50, 8, 10, 5
+TABLE_ROWS, SAMPLE_ROWS = 50, 8
 
 TEXT_COLUMNS = ("id", "text", "label", "label_name", "matching_loss", "log_perplexity")
 
@@ -100,8 +100,7 @@ def run_page(run: RunRecord, folder: Path, texts: pd.DataFrame, links: Mapping[s
     before, synthetic, real = (percent(evaluation[f"accuracy_{arm}"]) for arm in ("before", "synthetic", "real"))
     safe = run.guarantee.epsilon is not None and run.guarantee.safe
     promise = f"epsilon {run.guarantee.epsilon:g}" if safe else "NO GUARANTEE"
-    by_loss = texts.sort_values(["matching_loss", "id"])
-    worst = by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
+    best, worst = best_and_worst(texts)
     parts = [
         f"# {escaped(run.recipe.name)}: {len(texts)} texts",
         f"- **{len(texts)} texts** ({kept}) are left of {figure(run.stage('generation').rows)}; "
@@ -117,8 +116,8 @@ def run_page(run: RunRecord, folder: Path, texts: pd.DataFrame, links: Mapping[s
         ),
         "## The guarantee",
         escaped(run.guarantee.sentence),
-        f"## The {min(BEST_SHOWN, len(by_loss))} best sentences",
-        _text_table(by_loss.head(BEST_SHOWN)),
+        f"## The {len(best)} best sentences",
+        _text_table(best),
         *([f"## The {len(worst)} worst", _text_table(worst)] if len(worst) else []),
         "## The stages",
         table(

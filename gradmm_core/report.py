@@ -83,8 +83,7 @@ def write_report(
     }
     if cosines := noise_cosines(run.recipe, run.stages):
         figures["cosines"] = plots.cosines(*cosines)
-    by_loss = texts.sort_values(["matching_loss", "id"])
-    worst = by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
+    best, worst = best_and_worst(texts)
     html = environment.get_template("report.html.jinja").render(
         run=run,
         names=names,
@@ -103,7 +102,7 @@ def write_report(
         audit_runs=audit.to_dict("records"),
         mechanism=next((s.figures for s in run.stages if s.stage == "mechanism_audit"), None),
         repeats=run.stage("memorisation").figures,
-        best=by_loss.head(BEST_SHOWN).to_dict("records"),
+        best=best.to_dict("records"),
         worst=worst.to_dict("records"),
         recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
         inputs_yaml=_yaml({"data": run.data, "model": run.model}),
@@ -184,6 +183,12 @@ def read_line(stage: StageRecord) -> str:
 def link(report: Path, stage: StageRecord) -> str:
     """The address of a stage's Parquet from the report's own: it holds where the root is moved as a whole."""
     return quote(Path(os.path.relpath(stage.path, report.parent)).as_posix())
+
+
+def best_and_worst(texts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The texts that match best, and of the others those that match worst, the very worst first."""
+    by_loss = texts.sort_values(["matching_loss", "id"])
+    return by_loss.head(BEST_SHOWN), by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
 
 
 def noise_cosines(
