@@ -3,45 +3,58 @@
 from __future__ import annotations
 
 import logging
-import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+#: How often resident memory is looked at. The kernel's own peak cannot be reset everywhere.
+SECONDS_BETWEEN_SAMPLES = 0.02
 
 
 @dataclass
 class PeakMemory:
-    """The most that was in use at once, in bytes. None where it cannot be told, or there is no GPU."""
+    """The most that was in use at once, in bytes: resident in the process, and on its GPU if there is one."""
 
-    process: int | None = None
+    process: int = 0
     gpu: int | None = None
 
 
 @contextmanager
 def peak_memory() -> Iterator[PeakMemory]:
-    """Measures while it is entered: this process's resident memory (on Linux), and what torch has on its GPU.
+    """Measures while it is entered: this process's resident memory, and what torch has on its GPU.
 
-    The process's is what it holds in all, libraries and models included. Not to be nested: it is one counter.
+    The process's is what it holds in all, libraries and models included, as sampled; the GPU's is one counter,
+    so that this is not to be nested.
     """
     peak = PeakMemory()
-    resident = _reset_resident_peak()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    process, done = psutil.Process(), threading.Event()
+
+    def sample() -> None:
+        peak.process = max(peak.process, process.memory_info().rss)
+
+    def sample_until_done() -> None:
+        while not done.wait(SECONDS_BETWEEN_SAMPLES):
+            sample()
+
+    sampler = threading.Thread(target=sample_until_done, name="peak-memory", daemon=True)
+    sampler.start()
     try:
         yield peak
     finally:
-        if resident:
-            peak.process = _resident_peak()
+        done.set()
+        sampler.join()
+        sample()
         if torch.cuda.is_available():
             peak.gpu = torch.cuda.max_memory_allocated()
 
@@ -68,18 +81,3 @@ def in_parts_that_fit(work: Callable[[range], Result], numbers: range) -> list[R
 def _is_out_of_memory(error: BaseException) -> bool:
     """The CPU's allocator has no exception of its own."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _reset_resident_peak() -> bool:
-    if sys.platform != "linux":
-        return False
-    try:
-        _CLEAR.write_text("5")
-    except OSError:  # some containers do not let one
-        return False
-    return True
-
-
-def _resident_peak() -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024

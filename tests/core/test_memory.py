@@ -1,31 +1,30 @@
 from __future__ import annotations
 
-import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from gradmm_core.memory import in_parts_that_fit, peak_memory
+from gradmm_core.memory import SECONDS_BETWEEN_SAMPLES, in_parts_that_fit, peak_memory
 
 MIB = 2**20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory's peak is Linux's")
 def test_peak_is_of_what_was_done_since_entering() -> None:
     with peak_memory() as before:
-        np.ones(80 * MIB, dtype=np.uint8)
+        held = np.ones(80 * MIB, dtype=np.uint8)
+        time.sleep(20 * SECONDS_BETWEEN_SAMPLES)
+        del held
     with peak_memory() as small:
         np.ones(1 * MIB, dtype=np.uint8)
-    assert before.process is not None
-    assert small.process is not None
     assert before.process - small.process > 60 * MIB
 
 
 def test_peak_is_told_after_an_error_too() -> None:
     with pytest.raises(KeyError), peak_memory() as peak:
         raise KeyError
-    assert (peak.process is not None) == (sys.platform == "linux")
+    assert peak.process > 0
 
 
 @pytest.mark.parametrize(
