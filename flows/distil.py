@@ -64,6 +64,7 @@ def distil(
     mechanism_audit: s.MechanismAuditSettings = s.MechanismAuditSettings(),
     mia_audit: s.MiaAuditSettings = s.MiaAuditSettings(),
     seed: int = 0,
+    execution: s.ExecutionSettings = s.ExecutionSettings(),
 ) -> RunRecord | State[RunRecord]:
     """Distils a labelled data set into readable synthetic sentences.
 
@@ -92,6 +93,7 @@ def distil(
         mechanism_audit: Canaries through the noise of a private run, before any data are read.
         mia_audit: Membership inference against the model fine-tuned on the synthetic texts.
         seed: Of everything but the noise.
+        execution: Where generation's shards run.
     """
     blocks = {block: value for block, value in locals().items() if block in Recipe.model_fields}
     recipe = validate_recipe(with_the_deployments(blocks), where="the flow's parameters")
@@ -119,6 +121,7 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
         labels=tuple(c.label for c in recipe.classes),
         seed=recipe.seed,
         device=recipe.model.device,
+        threads=recipe.execution.threads,
         force=tuple(force),
         budget_epsilon=recipe.privacy.budget_epsilon or recipe.privacy.epsilon,
         ledger=asked.ledger,
@@ -166,6 +169,7 @@ def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunReco
             }
             for shard in shards
         ],
+        recipe.execution,
     )
     of_their_class = runs.run(
         label_filter_stage, texts=generated, model=model, wording=wording, settings=recipe.label_filter

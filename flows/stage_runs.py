@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import Task
 from prefect.client.schemas.objects import State
 
+from flows.shard_runners import run_shards
 from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.memory import peak_memory
 from gradmm_core.run_record import StageRecord
+from gradmm_core.settings import ExecutionSettings
 from tasks.stage import RunContext
 
 logger = logging.getLogger("gradmm_core.flow")
@@ -30,58 +33,64 @@ class StageRuns:
 
     def run(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact:
         """One stage: its artifact, made now or found in the cache."""
-        artifact, record = self._run(stage, inputs)
-        self._keep(record)
-        return artifact
+        with self._measured(stage.name) as made:
+            made.add(self._configured(stage)(self.context, return_state=True, **inputs))  # pyright: ignore
+        return made.artifact
 
     def run_sharded(
         self,
         shard: Task[..., StageArtifact],
         merge: Task[..., StageArtifact],
-        inputs: Sequence[dict[str, Any]],
+        inputs: Sequence[Mapping[str, Any]],
+        execution: ExecutionSettings,
     ) -> StageArtifact:
         """A stage in shards, each cached by itself, and their merging: one line in the record."""
         progress = self.ui.progress(merge.name, len(inputs))
-        shards: list[StageArtifact] = []
-        parts: list[StageRecord] = []
-        progress.tell(parts)
-        for each in inputs:
-            made, part = self._run(shard, each)
-            shards.append(made)
-            parts.append(part)
-            progress.tell(parts)
-        artifact, merged = self._run(merge, {"shards": shards})
-        self._keep(
-            merged.model_copy(
-                update={
-                    "cached": merged.cached and all(part.cached for part in parts),
-                    "seconds": merged.seconds + sum(part.seconds for part in parts),
-                    "peak_memory": _largest(part.peak_memory for part in parts),
-                    "peak_gpu_memory": _largest(part.peak_gpu_memory for part in parts),
-                }
-            )
-        )
-        return artifact
+        shards: dict[int, StageArtifact] = {}
+        with self._measured(merge.name, children=execution.runner != "in-process") as made:
+            progress.tell()
+            with closing(run_shards(self._configured(shard), self.context, inputs, execution)) as states:
+                for number, state in states:
+                    shards[number] = made.add(state)
+                    progress.add(shards[number].rows, cached=state.name == "Cached")
+                    progress.tell()
+            in_order = [shards[number] for number in sorted(shards)]
+            made.add(self._configured(merge)(self.context, return_state=True, shards=in_order))  # pyright: ignore
+        return made.artifact
 
-    def _keep(self, record: StageRecord) -> None:
-        self.records.append(record)
-        self.ui.show_stage(self.records)
-
-    def _run(self, stage: Task[..., StageArtifact], inputs: dict[str, Any]) -> tuple[StageArtifact, StageRecord]:
-        started = time.perf_counter()
-        configured = stage.with_options(
+    def _configured(self, stage: Task[..., StageArtifact]) -> Task[..., StageArtifact]:
+        return stage.with_options(
             result_storage=self.context.root.results, refresh_cache=stage.name in self.context.force
         )
-        with peak_memory() as peak:
-            state: State[StageArtifact] = configured(self.context, return_state=True, **inputs)  # pyright: ignore
-            artifact = state.result()
-        seconds = time.perf_counter() - started
-        cached = state.name == "Cached"
-        logger.info("%s: %d rows, %s", stage.name, artifact.rows, "cached" if cached else f"{seconds:.1f} s")
-        peaks = {} if cached else {"peak_memory": peak.process, "peak_gpu_memory": peak.gpu}
-        record = StageRecord(cached=cached, seconds=seconds, **peaks, **artifact.model_dump())
-        return artifact, record
+
+    @contextmanager
+    def _measured(self, name: str, children: bool = False) -> Iterator[_Made]:
+        """Keeps the record of what is made within; that of an error does not exist."""
+        made = _Made()
+        with peak_memory(children) as peak:
+            yield made
+        seconds = made.seconds
+        logger.info("%s: %d rows, %s", name, made.artifact.rows, "cached" if made.cached else f"{seconds:.1f} s")
+        peaks = {} if made.cached else {"peak_memory": peak.process, "peak_gpu_memory": peak.gpu}
+        self.records.append(
+            StageRecord(cached=made.cached, seconds=seconds, **peaks, **made.artifact.model_dump())
+        )
+        self.ui.show_stage(self.records)
 
 
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+@dataclass
+class _Made:
+    """What the tasks of one stage came to. `artifact` is the last one's."""
+
+    cached: bool = True
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def add(self, state: State[StageArtifact]) -> StageArtifact:
+        """Raises whatever the task raised."""
+        self.artifact: StageArtifact = state.result()  # pyright: ignore[reportAttributeAccessIssue]
+        self.cached &= state.name == "Cached"
+        return self.artifact

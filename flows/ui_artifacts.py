@@ -138,25 +138,36 @@ class Progress:
     key: str
     stage: str
     parts: int
+    done: int = 0
+    rows: int = 0
+    made: int = 0
     artifact: UUID | None = None
-    told: float = -PROGRESS_INTERVAL
+    started: float = field(default_factory=lambda: time.monotonic())
+    told: float | None = None
 
-    def tell(self, done: Sequence[StageRecord]) -> None:
+    def add(self, rows: int, cached: bool) -> None:
+        """One more shard is there."""
+        self.done += 1
+        self.rows += rows
+        self.made += not cached
+
+    def tell(self) -> None:
         now = time.monotonic()
-        if len(done) < self.parts and now - self.told < PROGRESS_INTERVAL:
+        if self.done < self.parts and self.told is not None and now - self.told < PROGRESS_INTERVAL:
             return
         self.told = now
-        percentage = 100.0 * len(done) / self.parts if self.parts else 100.0
+        percentage = 100.0 * self.done / self.parts if self.parts else 100.0
+        words = self._words(now - self.started)
+        logger.info("%s: %s", self.stage, words)
         with never_failing(f"the progress of {self.stage}"):
             if self.artifact is None:
-                self.artifact = create_progress_artifact(percentage, key=self.key, description=self._words(done))  # pyright: ignore[reportAttributeAccessIssue]
+                self.artifact = create_progress_artifact(percentage, key=self.key, description=words)  # pyright: ignore[reportAttributeAccessIssue]
             else:
-                update_progress_artifact(self.artifact, percentage, description=self._words(done))
+                update_progress_artifact(self.artifact, percentage, description=words)
 
-    def _words(self, done: Sequence[StageRecord]) -> str:
-        words = f"{len(done)} of {self.parts} shards, {sum(shard.rows for shard in done)} texts"
-        made = [shard.seconds for shard in done if not shard.cached]
-        left = self.parts - len(done)
-        if made and left:
-            words += f", about {duration(left * sum(made) / len(made))} left"
+    def _words(self, seconds: float) -> str:
+        words = f"{self.done} of {self.parts} shards, {self.rows} texts"
+        left = self.parts - self.done
+        if self.made and left:
+            words += f", about {duration(left * seconds / self.made)} left"
         return words

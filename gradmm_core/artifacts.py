@@ -2,6 +2,7 @@
 
     <root>/stages/<stage>/<key>.parquet     what a stage made; `key` is the digest of what it was made from
     <root>/runs/<time>-<recipe>/            one run: run.json, report.html, release/
+    <root>/unfinished/                      what stages that are at work, or were killed, would go on from
     <root>/results/                         Prefect's records of finished stages, a few hundred bytes each
     <root>/plots/                           the plots of Prefect's pages; deleting them loses nothing
 

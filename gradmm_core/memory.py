@@ -16,24 +16,28 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-#: How often resident memory is looked at. The kernel's own peak cannot be reset everywhere.
-SECONDS_BETWEEN_SAMPLES = 0.02
+#: How often resident memory is looked at (the kernel's own peak cannot be reset everywhere), and how often where
+#: other processes have to be found first.
+SECONDS_BETWEEN_SAMPLES, WITH_CHILDREN = 0.02, 0.5
 
 
 @dataclass
 class PeakMemory:
-    """The most that was in use at once, in bytes: resident in the process, and on its GPU if there is one."""
+    """The most that was in use at once, in bytes: resident, and on this process's GPU if there is one."""
 
     process: int = 0
     gpu: int | None = None
 
 
 @contextmanager
-def peak_memory() -> Iterator[PeakMemory]:
+def peak_memory(children: bool = False) -> Iterator[PeakMemory]:
     """Measures while it is entered: this process's resident memory, and what torch has on its GPU.
 
     The process's is what it holds in all, libraries and models included, as sampled; the GPU's is one counter,
     so that this is not to be nested.
+
+    Args:
+        children: add the memory of processes that this one has started.
     """
     peak = PeakMemory()
     if torch.cuda.is_available():
@@ -41,10 +45,11 @@ def peak_memory() -> Iterator[PeakMemory]:
     process, done = psutil.Process(), threading.Event()
 
     def sample() -> None:
-        peak.process = max(peak.process, process.memory_info().rss)
+        processes = [process, *(process.children(recursive=True) if children else ())]
+        peak.process = max(peak.process, sum(map(_resident, processes)))
 
     def sample_until_done() -> None:
-        while not done.wait(SECONDS_BETWEEN_SAMPLES):
+        while not done.wait(WITH_CHILDREN if children else SECONDS_BETWEEN_SAMPLES):
             sample()
 
     sampler = threading.Thread(target=sample_until_done, name="peak-memory", daemon=True)
@@ -81,3 +86,10 @@ def in_parts_that_fit(work: Callable[[range], Result], numbers: range) -> list[R
 def _is_out_of_memory(error: BaseException) -> bool:
     """The CPU's allocator has no exception of its own."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:  # it ended a moment ago
+        return 0

@@ -19,6 +19,7 @@ from gradmm_core.settings import (
     CategoryBalanceSettings,
     ClassSettings,
     DataSettings,
+    ExecutionSettings,
     FinetuneEvalSettings,
     GenerationSettings,
     LabelFilterSettings,
@@ -52,6 +53,7 @@ class Recipe(Settings):
     mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
     mia_audit: MiaAuditSettings = MiaAuditSettings()
     seed: Annotated[int, Field(ge=0)] = 0
+    execution: ExecutionSettings = ExecutionSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

@@ -252,8 +252,8 @@ def _privacy_json(guarantee: Guarantee) -> str:
 
 
 def _recipe_yaml(run: RunRecord) -> str:
-    """The recipe as run, but for where the data, and the model's folder, lie."""
-    values = run.recipe.model_dump(mode="json")
+    """The recipe as run, but for where the data, the model's folder and the workers lie."""
+    values = run.recipe.model_dump(mode="json", exclude={"execution"})
     values["data"] |= {"path": None, "hub": None, "hub_config": None, "revision": None}
     values["model"]["name"] = public_model_name(run)
     header = "# The recipe as run, but for where the data lies: set data.path or data.hub to run it again.\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -288,3 +288,34 @@ class MiaAuditSettings(Settings):
         default=100, description="Members, and as many non-members, to set the threshold."
     )
     test_records: Count = Field(default=100, description="Members, and as many non-members, to attack.")
+
+
+class ExecutionSettings(Settings):
+    """Where generation's shards run. It does not decide what comes out, and is no part of a release."""
+
+    runtime_fields = frozenset({"runner", "workers", "address", "threads"})
+
+    runner: Literal["in-process", "processes", "ray", "dask"] = Field(
+        default="in-process",
+        description="One after another in the run's process; in one process per GPU; on Ray or Dask (extras).",
+    )
+    workers: Count | None = Field(
+        default=None, description="Shards at once. Default: as many as there are GPUs, or the cluster has workers."
+    )
+    address: str | None = Field(
+        default=None, description="Of a Ray or Dask cluster. Default: one on this machine, for this run."
+    )
+    threads: Count | None = Field(
+        default=None,
+        description="torch's, of each worker. Another number may change a text's last bits. Default: torch's own.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExecutionSettings:
+        if self.address and self.runner not in ("ray", "dask"):
+            raise ValueError(f"address: runner={self.runner} has no cluster")
+        if self.address and self.workers:
+            raise ValueError("workers: the cluster at the address has its own")
+        if self.workers and self.runner == "in-process":
+            raise ValueError("workers: runner=in-process has none")
+        return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
 from prefect import task
 from pydantic import BaseModel
 
@@ -77,7 +78,9 @@ def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
 def read_model(
     context: RunContext, model: ModelReference, wording: ResponseTemplate, attention: str | None = None
 ) -> tuple[LanguageModel, TokenisedTemplate]:
-    """The frozen model, and the template in its tokens."""
+    """The frozen model, on the run's device and threads, and the template in its tokens."""
+    if context.threads:
+        torch.set_num_threads(context.threads)
     language_model = load_language_model(model, context.device, attention)
     return language_model, tokenise_template(language_model, wording)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -42,6 +43,8 @@ class RunContext(BaseModel, frozen=True):
     labels: tuple[int, ...]
     seed: int
     device: str
+    #: torch's, in every process that works for the run. None: as many as torch takes by itself.
+    threads: int | None = None
     #: Stages to run again even if what they made is there.
     force: tuple[str, ...] = ()
     #: What all releases from this data together may spend (None: no private run), counted in which ledger.
@@ -61,6 +64,11 @@ class Publication:
     def found(self) -> StageArtifact | None:
         """What an earlier run left there, though Prefect may not know of it."""
         return self.root.find_stage(self.stage, self.key)
+
+    @property
+    def unfinished(self) -> Path:
+        """A file for what a stage would go on from if it were killed. It is the stage's to delete."""
+        return self.root.path / "unfinished" / f"{self.stage}-{self.key}"
 
     def publish(self, rows: pd.DataFrame | pa.Table, figures: dict[str, Any]) -> StageArtifact:
         return self.root.write_stage(self.stage, self.key, rows, figures, dict(self.record))

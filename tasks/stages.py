@@ -46,7 +46,7 @@ STAGES: dict[str, Stage] = {
             *_MODEL,
             *_FULL_GRADIENT,
             *_SPACE,
-            *_core("clipped_sum", "data", "privacy", "target_gradient"),
+            *_core("clipped_sum", "data", "privacy", "target_gradient", "unfinished_sums"),
             "tasks.target_gradient",
         ),
     ),

@@ -411,15 +411,15 @@ def test_progress_is_told_every_so_often(
     monkeypatch.setattr(ui_artifacts, "update_progress_artifact", update)
     monkeypatch.setattr(ui_artifacts.time, "monotonic", lambda: now)
     progress = UiArtifacts(tiny_recipe(), Root(path=tmp_path)).progress("generation", 4)
-    shard = StageRecord(
-        stage="generation_shard", path=tmp_path, sha256="", rows=20, figures={}, cached=False, seconds=90.0
-    )
-    for done in range(5):
-        progress.tell([shard] * done)
+    progress.tell()
+    progress.add(rows=20, cached=True)
+    for _ in range(3):
         now += 1.5
+        progress.add(rows=20, cached=False)
+        progress.tell()
     assert told == [
         (0.0, "0 of 4 shards, 0 texts"),
-        (50.0, "2 of 4 shards, 40 texts, about 3 min 00 s left"),
+        (75.0, "3 of 4 shards, 60 texts, about 1.5 s left"),
         (100.0, "4 of 4 shards, 80 texts"),
     ]
 
