@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from gradmm_core.clipped_sum import clipped_sum
+from gradmm_core.clipped_sum import ClippedSum
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm_core.privacy import GaussianMechanism
@@ -47,8 +47,9 @@ class CanaryRelease:
         dense = torch.from_numpy(records).view(-1, *self.SHAPE)
         # As factors: a one in row t of the residual, and row t of the gradient for its hidden state.
         rows = torch.eye(self.SHAPE[0], dtype=torch.float64).expand(len(dense), -1, -1)
-        total, _ = clipped_sum([HeadGradients(rows, dense)], self._mechanism.clipping_norm, self._mechanism)
-        return total.flatten().numpy()
+        gradients = HeadGradients(rows, dense)
+        summed = ClippedSum().add(gradients, self._mechanism.clipping_norm, self._mechanism)
+        return summed.total.flatten().numpy()
 
     def noise(self, count: int) -> np.ndarray:
         """Of so many releases (count x dims)."""

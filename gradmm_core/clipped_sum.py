@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.privacy import GaussianMechanism
 
 
-def clipped_sum(
-    batches: Iterable[HeadGradients], clipping_norm: float, mechanism: GaussianMechanism | None
-) -> tuple[Float[Tensor, "rows dimensions"], int]:
-    """In float64: a norm that is a rounding error too small would let a record through that is too large.
+@dataclass
+class ClippedSum:
+    """A sum in the making: `total` (rows x dimensions, float64; a zero before the first record), how many records
+    are in it, and how many of them were clipped.
 
-    With the discrete sampler, of the records' vectors on its grid: such a sum is exact, in any order.
+    In float64: a norm that is a rounding error too small would let a record through that is too large.
     """
-    total, clipped = torch.zeros((), dtype=torch.float64), 0
-    for gradients in batches:
+
+    total: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    records: int = 0
+    clipped: int = 0
+
+    def add(
+        self, gradients: HeadGradients, clipping_norm: float, mechanism: GaussianMechanism | None
+    ) -> ClippedSum:
+        """More records. With the discrete sampler, of their vectors on its grid: exact, in any order."""
         if mechanism is not None and mechanism.discrete:
             scales = gradients.clip_scales(clipping_norm) * (1 - 1e-9)  # so that no rounding exceeds C
             vectors = (gradients.materialise() * scales[:, None, None]).cpu().numpy()
-            total = total + torch.from_numpy(mechanism.quantise(vectors).sum(axis=0))
+            self.total = self.total + torch.from_numpy(mechanism.quantise(vectors).sum(axis=0))
         else:
-            total = total + gradients.clipped_sum(clipping_norm).cpu()
-        clipped += int((gradients.norms() > clipping_norm).sum())
-    return total, clipped
+            self.total = self.total + gradients.clipped_sum(clipping_norm).cpu()
+        norms = gradients.norms()
+        self.records += len(norms)
+        self.clipped += int((norms > clipping_norm).sum())
+        return self

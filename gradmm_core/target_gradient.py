@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from gradmm_core.clipped_sum import clipped_sum
+from gradmm_core.clipped_sum import ClippedSum
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.full_gradient import example_gradient
@@ -28,6 +28,7 @@ from gradmm_core.template import (
     make_batch,
     tokenise_texts,
 )
+from gradmm_core.unfinished_sums import UnfinishedSums
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def target_sums(
     clipping_norm: float,
     mechanism: GaussianMechanism | None,
     space: TargetSpace = FULL,
+    unfinished: UnfinishedSums | None = None,
 ) -> TargetSums:
     """One pass over the data at memory O(batch).
 
@@ -73,18 +75,27 @@ def target_sums(
 
     Args:
         mechanism: the one that will release the sums; with its discrete sampler they are made on its grid.
+        unfinished: where to go on from, and what to leave for whoever has to. The result is the same bits.
 
     Raises:
         InputError: if a text has no tokens, or a class's gradients vanish.
     """
     texts = tokenise_texts(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    running = unfinished.read() if unfinished else {}
     sums: dict[int, Tensor] = {}
     clipped = 0
     for label in template.labels:
         class_texts = [texts[i] for i in data.of_class(label)]
         if settings.matching == "head":
-            batches = _head_gradients(language_model, template, class_texts, label, settings, space)
-            sums[label], count = clipped_sum(batches, clipping_norm, mechanism)
+            of_class = running.setdefault(label, ClippedSum())
+            batches = _head_gradients(
+                language_model, template, class_texts, label, settings, space, skip=of_class.records
+            )
+            for gradients in batches:
+                of_class.add(gradients, clipping_norm, mechanism)
+                if unfinished:
+                    unfinished.write(running)
+            sums[label], count = of_class.total, of_class.clipped
         else:
             sums[label], count = _sum_full(language_model, template, class_texts, label, clipping_norm)
         clipped += count
@@ -110,8 +121,10 @@ def _head_gradients(
     label: int,
     settings: TargetGradientSettings,
     space: TargetSpace,
+    skip: int,
 ) -> Iterator[HeadGradients]:
-    batches = length_bucketed([len(t) for t in texts], settings.batch_size)
+    """Of all texts but the `skip` shortest."""
+    batches = length_bucketed([len(t) for t in texts], settings.batch_size, skip)
     for rows in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
         batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
         yield space.project(head_gradients(language_model, batch).double(), label)

@@ -141,7 +141,11 @@ def head_gradients(language_model: LanguageModel, batch: Batch) -> HeadGradients
     )
 
 
-def length_bucketed(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Indices in batches of examples of like length, so that little of a batch is padding."""
-    order = np.argsort(np.asarray(lengths), kind="stable").tolist()
+def length_bucketed(lengths: Sequence[int], batch_size: int, skip: int = 0) -> list[list[int]]:
+    """Indices in batches of examples of like length, the shortest first, so that little of a batch is padding.
+
+    Args:
+        skip: leave out so many of the shortest.
+    """
+    order = np.argsort(np.asarray(lengths), kind="stable").tolist()[skip:]
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]

@@ -13,6 +13,7 @@ from gradmm_core.target_gradient import TargetSums, target_sums
 from gradmm_core.target_space import from_table
 from gradmm_core.target_table import to_table
 from gradmm_core.template import ResponseTemplate
+from gradmm_core.unfinished_sums import UnfinishedSums
 from tasks.inputs import read_model, read_split
 from tasks.stage import Publication, RunContext, SplitReference, stage_key, stage_task
 
@@ -50,9 +51,25 @@ def target_gradient(
     language_model, template = read_model(context, model, wording, attention)
     data = read_split(context, train)
     where = from_table(space and space.read_table(), template, settings, language_model.device)
-    sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where)
-    if ledger is None or release is None:
-        return _publish(sums, mechanism, publication)
+    unfinished = UnfinishedSums(publication.unfinished)
+    sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where, unfinished)
+    if ledger and release:
+        made = _release(sums, mechanism, ledger, release, context, publication)
+    else:
+        made = _publish(sums, mechanism, publication)
+    unfinished.delete()
+    return made
+
+
+def _release(
+    sums: TargetSums,
+    mechanism: GaussianMechanism | None,
+    ledger: Ledger,
+    release: Release,
+    context: RunContext,
+    publication: Publication,
+) -> StageArtifact:
+    """Charged before the noise is drawn."""
     with ledger.lock():
         if made := _already_released(ledger, context, publication):  # by another run that was faster
             return made

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradmm_core.canary_release import CanaryRelease
-from gradmm_core.clipped_sum import clipped_sum
+from gradmm_core.clipped_sum import ClippedSum
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.mechanism_audit import mechanism_audit
 from gradmm_core.privacy import GaussianMechanism
@@ -39,8 +39,7 @@ def mechanism(**changes: object) -> GaussianMechanism:
 
 
 def ours(records: HeadGradients, space: TargetSpace) -> Tensor:
-    total, _ = clipped_sum([space.project(records, 0)], C, None)
-    return total
+    return ClippedSum().add(space.project(records, 0), C, None).total
 
 
 def without_clipping(records: HeadGradients, space: TargetSpace) -> Tensor:
@@ -145,14 +144,16 @@ def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> 
     records = HeadGradients(residual, torch.randn(50, 2, WIDTH, generator=random, dtype=torch.float64))
 
     def summed(order: list[int]) -> Tensor:
-        parts = [HeadGradients(records.residual[[i]], records.hidden[[i]]) for i in order]
-        return clipped_sum(parts, 0.7, audited)[0]
+        running = ClippedSum()
+        for i in order:
+            running.add(HeadGradients(records.residual[[i]], records.hidden[[i]]), 0.7, audited)
+        return running.total
 
     total = summed(list(range(50)))
     assert torch.equal(total, summed(list(reversed(range(50)))))
     step = 2.0**-21  # 2 ** floor(log2 0.7) / 2 ** 20
     assert torch.equal(total / step, (total / step).round())
-    exact = clipped_sum([records], 0.7, mechanism(clipping_norm=0.7))[0]
+    exact = ClippedSum().add(records, 0.7, mechanism(clipping_norm=0.7)).total
     assert torch.allclose(total, exact, atol=50 * step)
     for i in range(50):
         assert float(summed([i]).norm()) <= 0.7

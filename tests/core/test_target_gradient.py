@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import stat
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
 
+from gradmm_core import target_gradient, unfinished_sums
+from gradmm_core.clipped_sum import ClippedSum
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
@@ -13,6 +17,7 @@ from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_gradient import target_sums
 from gradmm_core.target_table import matrix_of, to_table
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.unfinished_sums import UnfinishedSums
 
 DATA = LabelledTexts(
     texts=(
@@ -99,3 +104,80 @@ def test_vanishing_gradients_are_an_error(phi: LanguageModel, template: Tokenise
     certain.model.lm_head.bias[template.first_tokens[1]] = 1e6
     with pytest.raises(InputError, match="target_gradient: the gradients of label 1 vanish"):
         target_sums(certain, template, DATA, TargetGradientSettings(), 1.0, None)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that went through the model. One of a negative size kills the run, once."""
+    batches: list[int] = []
+
+    def of_batch(language_model: LanguageModel, batch: object) -> object:
+        if batches and batches[0] < 0 and len(batches) == -batches[0]:
+            batches.clear()
+            raise Killed
+        gradients = head_gradients(language_model, batch)  # pyright: ignore[reportArgumentType]
+        batches.append(len(gradients.residual))
+        return gradients
+
+    monkeypatch.setattr(target_gradient, "head_gradients", of_batch)
+    monkeypatch.setattr(unfinished_sums, "SECONDS_BETWEEN_WRITES", 0.0)
+    return batches
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("discrete", [False, True])
+def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    watched: list[int],
+    killed_after: int,
+    discrete: bool,
+    tmp_path: Path,
+) -> None:
+    mechanism = MECHANISM.model_copy(update={"sampler": "discrete"}) if discrete else None
+    settings = TargetGradientSettings(batch_size=1)
+    undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism)
+    watched[:] = [-(killed_after + 1)]
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    with pytest.raises(Killed):
+        target_sums(phi, template, DATA, settings, 0.1, mechanism, unfinished=unfinished)
+    assert unfinished.file.exists() == (killed_after > 0)
+    resumed = target_sums(phi, template, DATA, settings, 0.1, mechanism, unfinished=unfinished)
+    assert watched == [1] * (5 - killed_after)
+    assert resumed.clip_fraction == undisturbed.clip_fraction
+    for label in (0, 1):
+        assert torch.equal(resumed.values[label], undisturbed.values[label])
+    assert stat.S_IMODE(unfinished.file.stat().st_mode) == 0o600
+    unfinished.delete()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
+def test_damaged_unfinished_sums_are_not_used(
+    phi: LanguageModel, template: TokenisedTemplate, watched: list[int], damage: str, tmp_path: Path
+) -> None:
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    settings = TargetGradientSettings(batch_size=1)
+    target_sums(phi, template, DATA, settings, 0.1, None, unfinished=unfinished)
+    content = unfinished.file.read_bytes()
+    watched.clear()
+    flipped = content[:-1] + bytes([content[-1] ^ 1])
+    unfinished.file.write_bytes({"cut": content[:-1], "flipped": flipped, "emptied": b""}[damage])
+    target_sums(phi, template, DATA, settings, 0.1, None, unfinished=unfinished)
+    assert watched == [1] * 5
+
+
+def test_unfinished_sums_are_written_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(unfinished_sums.time, "monotonic", lambda: now[0])
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    seen = []
+    for now[0] in (1.0, 29.0, 31.0, 60.0, 62.0):
+        unfinished.write({0: ClippedSum()})
+        seen.append(unfinished.file.exists())
+        unfinished.delete()
+    assert seen == [False, False, True, False, True]

@@ -7,14 +7,18 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from flows.distil import distil
+from gradmm_core import target_gradient, unfinished_sums
 from gradmm_core.artifacts import METADATA_KEY
+from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
+from gradmm_core.template import head_gradients
 from tasks.stages import STAGES
 from tests.pipeline.conftest import STAGES_OF_THE_PAPER
 
@@ -56,6 +60,31 @@ def test_a_run_makes_all_seven_stages_and_a_second_one_only_reads_them(
     first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
     assert [stage["cached"] for stage in first["stages"]] == [False] * 8
     assert [stage["sha256"] for stage in first["stages"]] == [stage["sha256"] for stage in second["stages"]]
+
+
+def test_a_target_that_was_killed_goes_on_to_the_same_bytes_and_leaves_nothing_behind(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def killed_at_the_third_batch(*arguments: Any) -> HeadGradients:
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return head_gradients(*arguments)
+
+    recipe = tiny_recipe(target_gradient={"batch_size": 8})
+    monkeypatch.setattr(unfinished_sums, "SECONDS_BETWEEN_WRITES", 0.0)
+    monkeypatch.setattr(target_gradient, "head_gradients", killed_at_the_third_batch)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, tmp_path)
+    (left,) = (tmp_path / "unfinished").iterdir()
+    assert left.name.startswith("target_gradient-")
+    record = run(recipe, tmp_path)
+    assert len(seen) == 2 + 1 + 4  # 2 x 20 records in batches of 8 are 6
+    assert not list((tmp_path / "unfinished").iterdir())
+    shutil.rmtree(tmp_path / "stages")
+    assert run(recipe, tmp_path).stage("target_gradient").sha256 == record.stage("target_gradient").sha256
 
 
 def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) -> None:

@@ -1,0 +1,58 @@
+"""The sums of a target in the making, on disk: a run that is killed after hours goes on where it was.
+
+They are clean sums of private records, readable by their owner only, and deleted once the target is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+
+from gradmm_core.artifacts import publish
+from gradmm_core.clipped_sum import ClippedSum
+
+SECONDS_BETWEEN_WRITES = 30.0
+
+#: The file begins with the SHA-256 of the rest, safetensors.
+DIGEST_BYTES = 32
+
+
+@dataclass
+class UnfinishedSums:
+    """Sums by label in one file, whose name has to say what they are sums of."""
+
+    file: Path
+    written: float = field(default_factory=lambda: time.monotonic())
+
+    def read(self) -> dict[int, ClippedSum]:
+        """What an earlier run left. Nothing, if there is none or it is damaged."""
+        try:
+            content = self.file.read_bytes()
+        except FileNotFoundError:
+            return {}
+        digest, tensors = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if hashlib.sha256(tensors).digest() != digest:
+            return {}
+        stored = load(tensors)
+        labels = [name for name in stored if name.isdecimal()]
+        return {int(label): ClippedSum(stored[label], *stored[f"{label} counts"].tolist()) for label in labels}
+
+    def write(self, sums: Mapping[int, ClippedSum]) -> None:
+        """Every so often; else nothing is done."""
+        if time.monotonic() - self.written < SECONDS_BETWEEN_WRITES:
+            return
+        tensors = {}
+        for label, each in sums.items():
+            tensors |= {str(label): each.total, f"{label} counts": torch.tensor([each.records, each.clipped])}
+        content = save(tensors)
+        publish(self.file, hashlib.sha256(content).digest() + content)
+        self.written = time.monotonic()
+
+    def delete(self) -> None:
+        self.file.unlink(missing_ok=True)
