@@ -51,13 +51,30 @@ class Texts:
     readable: Bool[Tensor, "*batch"]
 
     def shaped(self, *shape: int) -> Texts:
-        fields = (self.losses, self.log_perplexities, self.readable)
-        return Texts(self.ids.reshape(*shape, self.ids.shape[-1]), *(f.reshape(shape) for f in fields))
+        ids, *others = self._fields
+        return Texts(ids.reshape(*shape, ids.shape[-1]), *(f.reshape(shape) for f in others))
+
+    @property
+    def _fields(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.ids, self.losses, self.log_perplexities, self.readable
 
     def best(self, costs: Float[Tensor, "examples trials"]) -> Texts:
         """Of each example's trials the cheapest."""
         rows, best = torch.arange(len(costs), device=costs.device), costs.argmin(dim=1)
-        return Texts(*(f[rows, best] for f in (self.ids, self.losses, self.log_perplexities, self.readable)))
+        return Texts(*(f[rows, best] for f in self._fields))
+
+    def take(self, rows: Int[Tensor, " rows"]) -> Texts:
+        return Texts(*(f[rows] for f in self._fields))
+
+    def put(self, rows: Int[Tensor, " rows"], texts: Texts) -> Texts:
+        """With others in some rows."""
+        pairs = zip(self._fields, texts._fields, strict=True)
+        return Texts(*(f.index_put((rows,), new) for f, new in pairs))
+
+    def with_trials(self, trials: Texts) -> Texts:
+        """Each example's text and its trials (examples x trials), the text first."""
+        pairs = zip(self.shaped(len(self.ids), 1)._fields, trials._fields, strict=True)
+        return Texts(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,9 @@ class Cost:
         costs = texts.losses + self.of_words(texts.log_perplexities)
         above_all = costs.amax(dim=1, keepdim=True) - costs.amin(dim=1, keepdim=True) + 1
         return costs + above_all * ~texts.readable
+
+    def take(self, rows: Int[Tensor, " rows"]) -> Cost:
+        return Cost(self.price[rows], self.fluent[rows])
 
     def of_words(self, log_perplexities: Float[Tensor, "examples ..."]) -> Float[Tensor, "examples ..."]:
         shape = (-1, *(1 for _ in log_perplexities.shape[1:]))
@@ -114,6 +134,8 @@ class Search:
     ) -> GenerationResult:
         """One text for each example; no example affects another.
 
+        An example whose round found nothing better is done: every further round would try the same.
+
         Args:
             uniforms: numbers in [0, 1) that decide the draws, as `write_texts` has it.
             rounds: `range(settings.rounds)`, perhaps wrapped to show progress.
@@ -125,11 +147,15 @@ class Search:
         cost = Cost.of_draws(draws, self._settings.fluency)
         texts = draws.best(cost(draws))
         history = [texts.losses]
+        open_ = torch.arange(count, device=texts.ids.device)
         for _ in rounds if tokens > 1 else ():  # the first word stays
-            ids = self._edits(texts, cost)
-            edited = self._score(ids.flatten(0, 1)).shaped(*ids.shape[:2])
-            texts = _joined(texts.shaped(count, 1), edited)
-            texts = texts.best(cost(texts))
+            if len(open_):
+                before, price = texts.take(open_), cost.take(open_)
+                ids = self._edits(before, price)
+                trials = before.with_trials(self._score(ids.flatten(0, 1)).shaped(*ids.shape[:2]))
+                after = trials.best(price(trials))
+                texts = texts.put(open_, after)
+                open_ = open_[(after.ids != before.ids).any(dim=1)]
             history.append(texts.losses)
         return GenerationResult(texts.ids, texts.losses, torch.stack(history))
 
@@ -199,16 +225,6 @@ class Search:
             for direction, choices, word in zip(slope.unbind(1), words.unbind(1), now.unbind(1), strict=True)
         ]
         return torch.stack(changes, dim=1)[..., 0]
-
-
-def _joined(first: Texts, second: Texts) -> Texts:
-    pairs = [
-        (first.ids, second.ids),
-        (first.losses, second.losses),
-        (first.log_perplexities, second.log_perplexities),
-        (first.readable, second.readable),
-    ]
-    return Texts(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 def _surprise(

@@ -50,8 +50,8 @@ STAGES: dict[str, Stage] = {
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(4, _GENERATION),
-    "generation": Stage(4, _GENERATION),
+    "generation_shard": Stage(5, _GENERATION),
+    "generation": Stage(5, _GENERATION),
     "label_filter": Stage(2, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
     "loss_selection": Stage(
         2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -126,37 +126,49 @@ class Round:
 def replay(
     shop: Workshop, readable: Recorded, examples: int, fluency: float, verdict: Verdict | None
 ) -> list[list[Round]]:
-    """Every example's rounds; the first one chooses among the draws."""
+    """Every example's rounds; the first one chooses among the draws. One that found nothing better is the last."""
     judge = verdict or Readable(shop.phi, shop.template)
-    tried = [ids.view(examples, -1, ids.shape[1]) for ids in readable.tried]
-    return [list(rounds_of(shop, judge, [ids[i] for ids in tried], fluency)) for i in range(examples)]
+    draws = readable.tried[0].view(examples, -1, TOKENS)
+    players = [Player(shop, judge, ids, fluency) for ids in draws]
+    open_ = players
+    for tried in readable.tried[1:]:
+        for player, trials in zip(open_, tried.view(len(open_), -1, TOKENS), strict=True):
+            player.play(trials)
+        open_ = [player for player in open_ if not torch.equal(player.rounds[-1].before, player.text)]
+    return [player.rounds for player in players]
 
 
-def rounds_of(shop: Workshop, judge: Verdict, tried: list[Tensor], fluency: float) -> Iterator[Round]:
-    draws = tried[0]
-    spreads = [float(np.std(of(draws).numpy())) for of in (shop.losses, shop.log_perplexities)]
-    price = fluency * spreads[0] / spreads[1]
-    fluent = float(shop.log_perplexities(draws).mean())
+class Player:
+    """One example, by the slow ways."""
 
-    def costs(ids: Tensor) -> Tensor:
-        excess = (shop.log_perplexities(ids) - fluent).clamp_min(0)
-        return shop.losses(ids) + price * excess + 1e6 * ~judge(ids)
+    def __init__(self, shop: Workshop, judge: Verdict, draws: Tensor, fluency: float) -> None:
+        self._shop, self._judge = shop, judge
+        spreads = [float(np.std(of(draws).numpy())) for of in (shop.losses, shop.log_perplexities)]
+        self._price = fluency * spreads[0] / spreads[1]
+        self._fluent = float(shop.log_perplexities(draws).mean())
+        self.text = draws[0]
+        self.rounds: list[Round] = []
+        self.play(draws)
 
-    before = draws[0]
-    for trials in tried:
-        candidates = torch.cat([before[None], trials])
-        after = candidates[costs(candidates).argmin()]
-        yield Round(
-            before,
-            trials,
-            after,
-            float(costs(after[None])),
-            float(shop.losses(after[None])),
-            float(shop.log_perplexities(before[None])),
-            price,
-            fluent,
+    def _costs(self, ids: Tensor) -> Tensor:
+        excess = (self._shop.log_perplexities(ids) - self._fluent).clamp_min(0)
+        return self._shop.losses(ids) + self._price * excess + 1e6 * ~self._judge(ids)
+
+    def play(self, trials: Tensor) -> None:
+        before, candidates = self.text, torch.cat([self.text[None], trials])
+        self.text = after = candidates[self._costs(candidates).argmin()]
+        self.rounds.append(
+            Round(
+                before,
+                trials,
+                after,
+                float(self._costs(after[None])),
+                float(self._shop.losses(after[None])),
+                float(self._shop.log_perplexities(before[None])),
+                self._price,
+                self._fluent,
+            )
         )
-        before = after
 
 
 @pytest.mark.parametrize("verdict", [None, few_texts], ids=["readable", "few readable"])
@@ -167,8 +179,11 @@ def test_each_round_keeps_the_cheapest_of_its_trials_and_of_what_there_was(
     result, readable = shop.run(range(4), verdict, fluency=fluency)
     replayed = replay(shop, readable, 4, fluency, verdict)
     for i, rounds in enumerate(replayed):
-        assert len(rounds) == 4  # the draws, and three rounds
-        assert [len(each.tried) for each in rounds] == [8, 12, 12, 12]
+        assert [len(each.tried) for each in rounds] == [8, 12, 12, 12][: len(rounds)]
+        better = [not torch.equal(each.before, each.after) for each in rounds]
+        assert all(better[1:-1])
+        assert len(rounds) == 4 or not better[-1]  # the draws, and three rounds
+        rounds += [rounds[-1]] * (4 - len(rounds))
         assert torch.equal(result.token_ids[i], rounds[-1].after)
         assert result.history[:, i].tolist() == pytest.approx([each.loss_after for each in rounds], abs=1e-9)
         assert float(result.losses[i]) == pytest.approx(rounds[-1].loss_after, abs=1e-9)
@@ -296,8 +311,9 @@ def test_edits_change_one_word_and_leave_the_pieces_of_words_together(shop: Work
 def test_where_no_word_can_be_changed_the_text_stays(shop: Workshop) -> None:
     no_words = replace(shop.allowed, continues_word=torch.ones_like(shop.allowed.continues_word))
     result, readable = replace(shop, allowed=no_words).run(range(3), any_text, rounds=2)
-    for tried in readable.tried[1:]:
-        assert torch.equal(tried.view(3, -1, TOKENS), result.token_ids[:, None].expand(3, 12, TOKENS))
+    _, tried = readable.tried  # no second round of the same
+    assert torch.equal(tried.view(3, -1, TOKENS), result.token_ids[:, None].expand(3, 12, TOKENS))
+    assert result.history.shape == (3, 3)
 
 
 def test_examples_do_not_affect_one_another(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +324,20 @@ def test_examples_do_not_affect_one_another(shop: Workshop, monkeypatch: pytest.
         assert torch.equal(torch.cat([part.token_ids for part in parts]), together.token_ids)
         history = torch.cat([part.history for part in parts], dim=1)
         assert torch.allclose(history, together.history, atol=1e-9)
+
+
+def test_an_example_is_done_when_a_round_of_it_finds_nothing_better(shop: Workshop) -> None:
+    """And nothing is lost by that: more rounds than it takes end at the same texts, by the same passes."""
+    long, tried = shop.run(range(6), any_text, rounds=40, fluency=0.0)
+    stalled = int((long.history.diff(dim=0) == 0).all(dim=1).nonzero()[0])
+    assert 3 < stalled < 40
+    assert len(tried.tried) == 1 + stalled + 1
+    short, _ = shop.run(range(6), any_text, rounds=stalled, fluency=0.0)
+    assert torch.equal(short.token_ids, long.token_ids)
+    again = shop.search(tried, SearchSettings(draws=8, rounds=1, edits=12, top_k=50, fluency=0.0))
+    cost = Cost(torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64))
+    ended = Texts(long.token_ids, long.losses, torch.zeros_like(long.losses), torch.ones(6, dtype=torch.bool))
+    assert bool((shop.losses(again._edits(ended, cost)) >= long.losses[:, None]).all())
 
 
 def test_the_same_numbers_find_the_same_texts_and_others_others(shop: Workshop) -> None:
@@ -336,7 +366,9 @@ def test_texts_of_one_token_are_the_best_first_words_drawn(shop: Workshop, fluen
 
 def test_texts_of_two_tokens_have_their_second_one_changed(shop: Workshop) -> None:
     result, readable = shop.run(range(4), any_text, tokens=2, edits=5, fluency=0.0)
-    assert [len(ids) for ids in readable.tried] == [4 * 8, 4, 4, 4]  # a quarter of five, which is one
+    tried = [len(ids) for ids in readable.tried]
+    assert tried[:2] == [4 * 8, 4]  # a quarter of five, which is one
+    assert tried == sorted(tried, reverse=True)
     starts = {int(token) for token in readable.tried[0][:, 0]}
     assert {int(token) for ids in readable.tried for token in ids[:, 0]} == starts
     assert bool((result.history.diff(dim=0) <= 0).all())
