@@ -1,9 +1,16 @@
 """The privacy ledger: every private release made from one data set, whoever made it and wherever.
 
-    <root>/ledger/<data set>.jsonl          one event per line; beside it its .lock
+    <root>/ledger/<data set>.jsonl            one event per line; beside it its .lock
+    <root>/ledger/<data set>/<number>.json    one event per object, where the root is in an object store
 
 A release is two events: `intent`, on disk before any noise is drawn, and `released`, once its artifact is
 published. What dies in between has been charged: the ledger can count too much, never too little.
+
+In an object store there is no lock. An event is added only if none was added since the budget was checked, or
+else it is checked again, so what two runs release together stays within the budget all the same. But two runs
+that want the same target at once may both be charged for it, where the budget has room for both, before either
+has published. The later artifact then takes the earlier one's place, both of them charged; the run whose artifact
+is gone is told so when it reads it, and run again takes the other.
 
 Each line carries a digest of all lines down to it. That finds damage and careless edits; it is no signature, and
 it cannot tell that the last lines, or the whole file, were taken away.
@@ -13,11 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -26,15 +32,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-from filelock import FileLock, Timeout
 from pydantic import Field
 
 from gradmm_core.errors import BudgetExhausted, InputError
+from gradmm_core.ledger_lines import LinesOfFile, LinesOfObjects, tries
+from gradmm_core.location import Location
 from gradmm_core.privacy import GaussianMechanism, zcdp_epsilon
 from gradmm_core.settings import Positive, Settings, TargetGradientSettings
-
-#: How long to wait for other runs that are releasing from the same data.
-LOCK_SECONDS = 600.0
 
 #: Calibrating the noise to an epsilon and computing the epsilon of that noise are two numerical searches, which
 #: agree to about this much: without it a release might not fit a budget equal to its own epsilon.
@@ -110,39 +114,28 @@ def composed_epsilon(releases: Iterable[Release], delta: float, adjacency: Adjac
 
 @dataclass(frozen=True)
 class Ledger:
-    """One data set's ledger. Safe for threads, processes and machines that share its folder."""
+    """One data set's ledger. Safe for threads, processes and machines that share its folder.
 
-    file: Path
+    `file` is the folder of its objects where they are in an object store.
+    """
+
+    file: Location
 
     @classmethod
-    def of(cls, root: Path, identity: str) -> Ledger:
+    def of(cls, root: Location, identity: str) -> Ledger:
         """The ledger of the data set with this identity, under a name that a person can tell."""
         slug = re.sub(r"[^a-z0-9]+", "-", identity.lower()).strip("-")[:60]
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-        return cls(root / "ledger" / f"{slug}-{digest}.jsonl".lstrip("-"))
+        name = f"{slug}-{digest}".lstrip("-")
+        return cls(root / "ledger" / (f"{name}.jsonl" if isinstance(root, Path) else name))
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keeps other threads, processes and machines out. The holder may take it again.
+    def lock(self) -> AbstractContextManager[None]:
+        """Keeps other threads, processes and machines out, but of an object store. The holder may take it again.
 
         Raises:
             InputError: if it cannot be had.
         """
-        # While it is held, one object for all ledgers of the file: that is what a thread can take again. It is not
-        # kept for longer, as a forked process has to make its own.
-        lock = FileLock(f"{self.file}.lock", mode=0o600, is_singleton=True)
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock.acquire(timeout=LOCK_SECONDS)
-        except Timeout as error:
-            what = f"another run has been releasing from the same data for {LOCK_SECONDS:g} s"
-            raise InputError(what, lock.lock_file, "wait for it or end it, then run again") from error
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            yield
-        finally:
-            lock.release()
+        return self._lines.lock()
 
     def entries(self) -> list[Entry]:
         """All releases, oldest first.
@@ -150,10 +143,7 @@ class Ledger:
         Raises:
             InputError: if the file is damaged or was edited.
         """
-        if not self.file.exists():
-            return []  # asking leaves no trace
-        with self.lock():
-            return list(self._read()[0].values())
+        return list(self._read()[0].values())
 
     def spent(self, delta: float, adjacency: Adjacency) -> float:
         """Composed epsilon of all releases, finished or not."""
@@ -165,19 +155,11 @@ class Ledger:
         Raises:
             BudgetExhausted: if one more such release would pass it.
         """
-        past = [entry.release for entry in self.entries()]
-        composed = composed_epsilon([*past, release], delta, release.adjacency)
-        if not composed <= budget_epsilon * (1 + RELATIVE_SLACK):
-            raise BudgetExhausted(
-                f"this release would bring the composed epsilon to {composed:.3g} at delta {delta:.3g}, above the "
-                f"budget of {budget_epsilon:g} ({len(past)} release{'' if len(past) == 1 else 's'} so far)",
-                "privacy.budget_epsilon",
-                "raise it, or keep the target that is there",
-            )
+        _check(self.entries(), release, budget_epsilon, delta)
 
     @contextmanager
     def charge(self, release: Release, budget_epsilon: float, delta: float) -> Iterator[Callable[[str], Entry]]:
-        """Charges a release, then lets the caller make it; holds the lock all the while.
+        """Charges a release, then lets the caller make it; holds the lock, if there is one, all the while.
 
         The caller draws its noise and publishes its artifact inside, then calls what it was given with the
         artifact's sha256. However it ends, the release has been charged.
@@ -185,10 +167,14 @@ class Ledger:
         Raises:
             InputError: if it would pass the budget, or cannot be written down. No noise has been drawn then.
         """
+        entry_id = secrets.token_hex(8)
+
+        def intent(entries: Mapping[str, Entry]) -> dict[str, Any]:
+            _check(entries.values(), release, budget_epsilon, delta)
+            return {"id": entry_id, "release": release.model_dump(mode="json")}
+
         with self.lock():
-            self.check(release, budget_epsilon, delta)
-            entry_id = secrets.token_hex(8)
-            self._append("intent", id=entry_id, release=release.model_dump(mode="json"))
+            self._append("intent", intent)
             yield partial(self._finish, entry_id)
 
     def find(self, stage_key: str) -> Entry | None:
@@ -201,25 +187,31 @@ class Ledger:
 
         Where the process died between publishing the artifact and saying so, this finishes the release.
         """
-        with self.lock():
-            same = [entry for entry in self.entries() if entry.release.stage_key == stage_key]
-            known = next((entry for entry in same if entry.sha256 == sha256), None)
-            if known or not same or same[-1].sha256 is not None:
-                return known
-            return self._finish(same[-1].id, sha256)
+
+        def finished(entries: Mapping[str, Entry]) -> dict[str, Any] | None:
+            same = [entry for entry in entries.values() if entry.release.stage_key == stage_key]
+            if not same or same[-1].sha256 is not None or any(entry.sha256 == sha256 for entry in same):
+                return None
+            return {"id": same[-1].id, "sha256": sha256}
+
+        entries = self._append("released", finished).values()
+        of_artifact = (e for e in entries if e.release.stage_key == stage_key and e.sha256 == sha256)
+        return next(of_artifact, None)
 
     def _finish(self, entry_id: str, sha256: str) -> Entry:
-        return self._append("released", id=entry_id, sha256=sha256)
+        def finished(entries: Mapping[str, Entry]) -> dict[str, Any] | None:
+            # Without a lock, another run may have found the artifact already, and finished the release for us.
+            return None if entries[entry_id].sha256 == sha256 else {"id": entry_id, "sha256": sha256}
 
-    def _read(self) -> tuple[dict[str, Entry], bytes, str]:
-        """The entries by id, the bytes that hold them, and the last line's check."""
-        content = self.file.read_bytes() if self.file.exists() else b""
-        *lines, tail = content.split(b"\n")
-        if _breaks_off(tail):
-            # The process died while writing it: its intent was not yet on disk, so no noise had been drawn.
-            content = content.removesuffix(tail)
-        else:
-            lines.append(tail)
+        return self._append("released", finished)[entry_id]
+
+    @property
+    def _lines(self) -> LinesOfFile | LinesOfObjects:
+        return LinesOfFile(self.file) if isinstance(self.file, Path) else LinesOfObjects(self.file)
+
+    def _read(self) -> tuple[dict[str, Entry], int, str]:
+        """The entries by id, the number of lines that hold them, and the last line's check."""
+        lines = self._lines.read()
         entries: dict[str, Entry] = {}
         check = ""
         for number, line in enumerate(lines, 1):
@@ -236,47 +228,44 @@ class Ledger:
                     str(self.file),
                     "restore it from a backup; nothing was released",
                 ) from error
-        return entries, content, check
+        return entries, len(lines), check
 
-    def _append(self, kind: str, **fields: Any) -> Entry:
-        """Writes an event, and returns only once it is on disk."""
+    def _append(
+        self, kind: str, follows: Callable[[Mapping[str, Entry]], dict[str, Any] | None]
+    ) -> dict[str, Entry]:
+        """Writes what follows from the releases so far, and returns only once it is on disk.
+
+        Args:
+            follows: gives an event's fields, or None if there is nothing to write; or it raises. It is asked again
+                if another run has written something in the meantime.
+
+        Returns:
+            The entries by id, with this event.
+        """
         with self.lock():
-            entries, content, check = self._read()
-            event = {"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}
-            entry = _replay(entries, event)
-            line = _line(event, check)[0] + b"\n"
-            try:
-                descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                with os.fdopen(descriptor, "ab") as stream:
-                    stream.truncate(len(content))
-                    stream.write(line if content[-1:] in (b"", b"\n") else b"\n" + line)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                # A file is on disk only once its name is; its folder may be new too.
-                _sync_folder(self.file.parent)
-                _sync_folder(self.file.parent.parent)
-            except OSError as error:
-                raise self._unwritable(error) from error
-            return entry
+            for _ in tries(self.file):
+                entries, count, check = self._read()
+                fields = follows(entries)
+                if fields is None:
+                    break
+                event = {"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}
+                _replay(entries, event)
+                if self._lines.append(_line(event, check)[0], after=count):
+                    break
+            return entries
 
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError(
-            f"the privacy ledger cannot be written ({error.strerror})",
-            str(self.file),
-            "give it room and permission",
+
+def _check(entries: Iterable[Entry], release: Release, budget_epsilon: float, delta: float) -> None:
+    """Raises BudgetExhausted if one more release would pass the budget."""
+    past = [entry.release for entry in entries]
+    composed = composed_epsilon([*past, release], delta, release.adjacency)
+    if not composed <= budget_epsilon * (1 + RELATIVE_SLACK):
+        raise BudgetExhausted(
+            f"this release would bring the composed epsilon to {composed:.3g} at delta {delta:.3g}, above the "
+            f"budget of {budget_epsilon:g} ({len(past)} release{'' if len(past) == 1 else 's'} so far)",
+            "privacy.budget_epsilon",
+            "raise it, or keep the target that is there",
         )
-
-
-def _breaks_off(line: bytes) -> bool:
-    """Whether a last line without its newline is only the beginning of one.
-
-    A whole object is never dropped: were the newline a flipped bit, a release would go uncounted.
-    """
-    try:
-        json.JSONDecoder().raw_decode(line.decode(errors="replace"))
-    except ValueError:
-        return True
-    return False
 
 
 def _line(event: dict[str, Any], previous: str) -> tuple[bytes, str]:
@@ -300,11 +289,3 @@ def _replay(entries: dict[str, Entry], event: dict[str, Any]) -> Entry:
         raise ValueError(f"release {event['id']} was finished before, or never begun")
     entries[entry.id] = entry
     return entry
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradmm_core import ledger as ledger_module
+from gradmm_core import ledger_lines
 from gradmm_core.errors import InputError
 from gradmm_core.ledger import Adjacency, Ledger, Release, composed_epsilon
 from gradmm_core.privacy import GaussianMechanism
@@ -320,7 +321,7 @@ def test_the_holder_may_take_the_lock_again(ledger: Ledger) -> None:
 def test_nobody_else_gets_the_lock_from_the_check_to_the_end_of_a_charge(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_module, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(ledger_lines, "LOCK_SECONDS", 0.05)
     told = r"jsonl\.lock: another run has been releasing from the same data for 0\.05 s; wait for it"
     with ThreadPoolExecutor(1) as other_thread:
 
