@@ -7,12 +7,14 @@ import errno
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradmm_core.errors import InputError
+from gradmm_core.location import Location, location, reach, read_bytes
 
 if TYPE_CHECKING:
     from gradmm_core.recipe import Recipe
@@ -98,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
 
     publish = commands.add_parser("publish", help="upload a run's release folder to the Hugging Face hub")
-    publish.add_argument("run", type=Path, metavar="RUN", help="a run's folder, ROOT/runs/<time>-<recipe>")
+    publish.add_argument("run", type=_location, metavar="RUN", help="a run's folder, ROOT/runs/<time>-<recipe>")
     publish.add_argument("--repo", required=True, metavar="OWNER/NAME", help="the data set repository")
     publish.add_argument("--public", action="store_true", help="for everyone to see (default: private)")
     publish.add_argument("--without-guarantee", action="store_true", help="though the run had no epsilon")
@@ -125,8 +127,17 @@ def _add_changes(command: argparse.ArgumentParser) -> None:
 
 
 def _add_root(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--root", type=Path, default=Path("gradmm-root"), metavar="DIR",
-                         help="where stages, runs and releases are kept (default: ./gradmm-root)")  # fmt: skip
+    command.add_argument("--root", type=_location, default=Path("gradmm-root"), metavar="DIR",
+                         help="where stages, runs and releases are kept: a folder, or a URL such as "
+                         "s3://bucket/prefix (default: ./gradmm-root)")  # fmt: skip
+
+
+def _location(text: str) -> Location:
+    try:
+        return location(text)
+    except ValueError as error:
+        told = f"{text!r} is no folder or store ({error}); give a folder or s3://bucket/prefix"
+        raise argparse.ArgumentTypeError(told) from error
 
 
 def _recipe(name: str, options: argparse.Namespace) -> Recipe:
@@ -155,7 +166,7 @@ def _run(options: argparse.Namespace) -> int:
 
     blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
     with _progress_on_stderr():
-        record: RunRecord = distil(**blocks, root=options.root, force=tuple(options.force))  # pyright: ignore
+        record: RunRecord = distil(**blocks, root=str(options.root), force=tuple(options.force))  # pyright: ignore
     print_summary(record, Root(path=options.root))
     return OK
 
@@ -211,6 +222,7 @@ def _privacy(options: argparse.Namespace) -> int:
     from gradmm_core.ledger import Ledger
 
     recipe = _recipe(options.recipe, options)
+    reach(options.root)
     print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
     return OK
 
@@ -252,9 +264,18 @@ def _report(options: argparse.Namespace) -> int:
     if not report.is_file():
         raise InputError("is missing", str(report), "run the recipe again: what is cached takes seconds")
     print(report)
-    if options.open and not webbrowser.open(report.as_uri()):
+    if options.open and not webbrowser.open(_local_copy(report).as_uri()):
         raise InputError("no browser was found", "--open", "open the file yourself")
     return OK
+
+
+def _local_copy(report: Location) -> Path:
+    """A report that a browser can open: as it is, or a copy in a folder that only the user can read."""
+    if isinstance(report, Path):
+        return report
+    copy = Path(tempfile.mkdtemp(prefix="gradmm-")) / report.name
+    copy.write_bytes(read_bytes(report))
+    return copy
 
 
 def _publish(options: argparse.Namespace) -> int:

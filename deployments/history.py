@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from pathlib import Path
 from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
@@ -23,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradmm_core.errors import InputError
+from gradmm_core.location import Location, location, reach, read_bytes
 
 #: Columns of a table that is not printed on a terminal: lines stay whole, for `grep` and the like.
 WIDE = 200
@@ -39,7 +39,7 @@ class PastStage(BaseModel, frozen=True):
     """What run.json says of a stage."""
 
     stage: str
-    path: Path
+    path: Location
     sha256: str
     rows: int
     figures: dict[str, Any]
@@ -49,7 +49,7 @@ class PastStage(BaseModel, frozen=True):
 class PastRun(BaseModel, frozen=True):
     """What run.json says, as far as all versions of gradmm have it, and the folder that it lies in."""
 
-    folder: Path
+    folder: Location
     run_id: str
     recipe: dict[str, Any]
     guarantee: dict[str, Any]
@@ -61,14 +61,14 @@ class PastRun(BaseModel, frozen=True):
     stages: list[PastStage]
 
     @property
-    def report(self) -> Path:
+    def report(self) -> Location:
         return self.folder / "report.html"
 
     def figures(self, stage: str) -> dict[str, Any]:
         """A stage's figures; none of a stage that was not there."""
         return next((s.figures for s in self.stages if s.stage == stage), {})
 
-    def stage_file(self, stage: PastStage) -> Path:
+    def stage_file(self, stage: PastStage) -> Location:
         """Where a stage's Parquet is: where it was written, or beside the run if the root was moved."""
         beside = self.folder.parent.parent / "stages" / stage.stage / stage.path.name
         return beside if beside.exists() else stage.path
@@ -84,8 +84,9 @@ class Difference:
     second: Any
 
 
-def past_runs(root: Path) -> tuple[list[PastRun], list[InputError]]:
+def past_runs(root: Location) -> tuple[list[PastRun], list[InputError]]:
     """The runs under a root, newest first, and what is wrong with each folder there that holds none."""
+    reach(root)
     runs, faults = [], []
     folder = root.expanduser() / "runs"
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -97,13 +98,14 @@ def past_runs(root: Path) -> tuple[list[PastRun], list[InputError]]:
     return sorted(runs, key=lambda run: (run.started, run.run_id), reverse=True), faults
 
 
-def find_run(name: str, root: Path) -> PastRun:
+def find_run(name: str, root: Location) -> PastRun:
     """A run by its id under a root, or by its folder.
 
     Raises:
         InputError: if there is none, with the one that may have been meant; or if it is damaged.
     """
-    for folder in (root.expanduser() / "runs" / name, Path(name).expanduser()):
+    for folder in (root.expanduser() / "runs" / name, location(name).expanduser()):
+        reach(folder)
         if folder.is_dir():
             return _read(folder)
     runs, _ = past_runs(root)
@@ -132,7 +134,7 @@ def differences(first: PastRun, second: PastRun) -> list[Difference]:
     ]
 
 
-def print_runs(runs: list[PastRun], faults: list[InputError], root: Path) -> None:
+def print_runs(runs: list[PastRun], faults: list[InputError], root: Location) -> None:
     """A line for each run; what is no run is told on stderr.
 
     Names and paths are printed as they are: to rich, a `[red]` in a string would be markup.
@@ -149,7 +151,7 @@ def print_runs(runs: list[PastRun], faults: list[InputError], root: Path) -> Non
     console.print(table)
 
 
-def _run_table(runs: list[PastRun], root: Path, narrow: bool = False) -> Table:
+def _run_table(runs: list[PastRun], root: Location, narrow: bool = False) -> Table:
     """A row for each run. A narrow table leaves out what a run's id says too, and the lines between columns."""
     look: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0, "show_edge": False} if narrow else {}
     table = Table(title=Text(f"runs under {root}"), title_justify="left", **look)
@@ -197,10 +199,10 @@ def print_differences(first: PastRun, second: PastRun) -> None:
     console.print(table)
 
 
-def _read(folder: Path) -> PastRun:
+def _read(folder: Location) -> PastRun:
     file = folder / "run.json"
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bytes(file))
         if not isinstance(content, dict):
             raise ValueError("not an object")
         return PastRun.model_validate(content | {"folder": folder})
@@ -225,7 +227,8 @@ def _code(run: PastRun) -> dict[str, str]:
     versions = {}
     for stage in run.stages:
         try:
-            metadata = pq.read_schema(run.stage_file(stage)).metadata
+            with run.stage_file(stage).open("rb") as stream:
+                metadata = pq.read_schema(stream).metadata
             versions[stage.stage] = json.loads(metadata[METADATA_KEY])["code"]
         except (OSError, pa.ArrowException, TypeError, KeyError, ValueError):
             continue

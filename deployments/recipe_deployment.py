@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from deployments.recipe_files import find_recipe
+from gradmm_core.location import Location, location
 from gradmm_core.recipe import Recipe, load_recipe
 
 #: What the data's owner says when they have changed; `gradmm notify` does.
@@ -18,7 +18,7 @@ def dataset_resource(recipe: str) -> str:
     return f"gradmm.dataset.{recipe}"
 
 
-def parameters(recipe: Recipe, root: Path) -> dict[str, Any]:
+def parameters(recipe: Recipe, root: Location) -> dict[str, Any]:
     """All settings, so that Prefect's form for a run is filled in. The root as seen from everywhere."""
     return recipe.model_dump(mode="json") | {"root": str(root.expanduser().resolve()), "force": []}
 
@@ -45,7 +45,7 @@ def deployed_recipe(recipe: str, root: str) -> dict[str, Any]:
     loaded = load_recipe(find_recipe(recipe))
     return {
         # By themselves: Prefect takes no placeholder for all parameters together.
-        **parameters(loaded, Path(root)),
+        **parameters(loaded, location(root)),
         "about": description(loaded),
         "tags": tags(loaded),
         "version": version("gradmm"),

@@ -20,6 +20,7 @@ from deployments.prefect_server import Server, running_server
 from deployments.recipe_deployment import DATASET_CHANGED, dataset_resource, description, parameters, tags
 from deployments.recipe_files import recipe_names
 from gradmm_core.errors import InputError
+from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ RUN_SETTINGS = {
 }
 
 
-def serve(recipes: Mapping[str, Recipe], root: Path, cron: str | None, limit: int, port: int | None) -> None:
+def serve(recipes: Mapping[str, Recipe], root: Location, cron: str | None, limit: int, port: int | None) -> None:
     """Serves a deployment for each recipe until it is stopped.
 
     Args:
@@ -87,7 +88,7 @@ def recipes_to_serve(
     return {recipe.name: recipe for recipe in ours} | of_users
 
 
-def to_deployment(recipe: Recipe, root: Path, cron: str | None = None) -> RunnerDeployment:
+def to_deployment(recipe: Recipe, root: Location, cron: str | None = None) -> RunnerDeployment:
     """The deployment of one recipe."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
     from prefect.events import DeploymentEventTrigger

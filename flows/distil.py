@@ -20,6 +20,7 @@ from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.errors import BudgetExhausted
 from gradmm_core.generation import plan_shards
 from gradmm_core.language_model import ModelReference
+from gradmm_core.location import Location
 from gradmm_core.preflight import expected_cosines, preflight_lines
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe, validate_recipe
@@ -50,7 +51,7 @@ def distil(
     data: s.DataSettings,
     classes: tuple[s.ClassSettings, ...],
     model: s.ModelSettings,
-    root: Path = Path("gradmm-root"),
+    root: Location = Path("gradmm-root"),
     force: tuple[str, ...] = (),
     description: str = "",
     template: s.TemplateSettings = s.TemplateSettings(),
@@ -79,7 +80,7 @@ def distil(
         data: Where the labelled texts come from.
         classes: The classes, each with its label, its verbaliser and an instruction.
         model: The causal language model.
-        root: The folder that keeps stages, runs and releases.
+        root: The folder, or the URL in an object store, that keeps stages, runs and releases.
         force: Stages to run again even if cached. A noisy target drawn again is one more release.
         description: What the recipe is.
         template: How a text is turned into an example.
@@ -108,7 +109,7 @@ def distil(
     return record
 
 
-def run_recipe(recipe: Recipe, root_path: Path, force: Sequence[str]) -> RunRecord:
+def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> RunRecord:
     """All stages of one recipe; what is cached is not run again."""
     began, clock = datetime.now(UTC), time.perf_counter()
     root = Root(path=root_path.expanduser().resolve())

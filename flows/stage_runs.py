@@ -7,11 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from prefect import Task
 from prefect.client.schemas.objects import State
+from prefect.results import ResultStorage
 
+from flows.result_storage import result_storage
 from flows.shard_runners import run_shards
 from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import StageArtifact
@@ -58,9 +61,13 @@ class StageRuns:
             made.add(self._configured(merge)(self.context, return_state=True, shards=in_order))  # pyright: ignore
         return made.artifact
 
+    @cached_property
+    def _results(self) -> ResultStorage:
+        return result_storage(self.context.root)
+
     def _configured(self, stage: Task[..., StageArtifact]) -> Task[..., StageArtifact]:
         return stage.with_options(
-            result_storage=self.context.root.results, refresh_cache=stage.name in self.context.force
+            result_storage=self._results, refresh_cache=stage.name in self.context.force
         )
 
     @contextmanager

@@ -25,7 +25,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from flows.ui_pages import TEXT_COLUMNS, Page, read, refusal_page, run_page, sample_rows, stage_page
+from flows.ui_pages import TEXT_COLUMNS, Page, refusal_page, run_page, sample_rows, stage_page
 from gradmm_core.artifacts import Root, publish
 from gradmm_core.filters import kept_texts
 from gradmm_core.recipe import Recipe
@@ -87,7 +87,7 @@ class UiArtifacts:
         if record.stage == "generation":
             with never_failing("the generated texts"):
                 create_table_artifact(
-                    sample_rows(read(record, TEXT_COLUMNS)),
+                    sample_rows(record.read(TEXT_COLUMNS)),
                     key=artifact_key(self.recipe.name, "generation-texts"),
                     description=f"Some of the {record.rows} texts, before any filter",
                 )
@@ -95,7 +95,7 @@ class UiArtifacts:
     def show_run(self, run: RunRecord) -> None:
         """Publishes the page of a finished run, and a table of its best texts."""
         with never_failing("the run's result"):
-            rows = read(run.stage("category_balance"), [*TEXT_COLUMNS, "kept", "reason"])
+            rows = run.stage("category_balance").read([*TEXT_COLUMNS, "kept", "reason"])
             texts = kept_texts(rows)
             create_table_artifact(
                 sample_rows(texts.sort_values(["matching_loss", "id"])),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from flows.ui_markdown import Markdown, document, escaped, inert, table
+from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe
 from gradmm_core.report import FILTERS, best_and_worst, duration, figure, key_figures, percent, points, read_line
 from gradmm_core.run_record import RunRecord, StageRecord
@@ -85,7 +85,7 @@ def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
     return Page(summary, document(parts))
 
 
-def run_page(run: RunRecord, folder: Path, texts: pd.DataFrame, links: Mapping[str, str]) -> Page:
+def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mapping[str, str]) -> Page:
     """The verdict, the results, the guarantee, the best and the worst sentences, and where the rest is.
 
     Args:
@@ -302,10 +302,10 @@ def _both_sides(figures: Mapping[str, Any], measure: str) -> str:
 def _samples(record: StageRecord) -> list[str]:
     """The first texts of each class; of a filter also the first that it dropped, and why."""
     if record.stage == "generation":
-        return ["## Some of the texts", _text_table(_in_turn(read(record, TEXT_COLUMNS), SAMPLE_ROWS))]
+        return ["## Some of the texts", _text_table(_in_turn(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
     if record.stage not in FILTERS:
         return []
-    rows = read(record, [*TEXT_COLUMNS, "kept", "reason"])
+    rows = record.read([*TEXT_COLUMNS, "kept", "reason"])
     dropped = rows[~rows["kept"]]
     return [
         "## Some of the texts that are left",
@@ -340,11 +340,6 @@ def _in_turn(rows: pd.DataFrame, count: int) -> pd.DataFrame:
     """The first rows of each class, a row of each in turn: stages keep classes together."""
     turn = rows.groupby("label").cumcount()
     return rows.loc[turn.sort_values(kind="stable").index].head(count)
-
-
-def read(record: StageRecord, columns: Sequence[str]) -> pd.DataFrame:
-    """Some columns of a stage's rows: others can be large."""
-    return pd.read_parquet(record.path, columns=list(columns))
 
 
 def _rounded(value: float, digits: int) -> float | None:

@@ -7,7 +7,6 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 
-import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -48,23 +47,23 @@ def stage_figure(recipe: Recipe, records: Sequence[StageRecord]) -> Figure | Non
             cosines = noise_cosines(recipe, records)
             return plots.cosines(*cosines) if cosines else None
         case "generation":
-            rows = pd.read_parquet(record.path, columns=["loss_history"])
+            rows = record.read(["loss_history"])
             return plots.loss_history(rows) if max(map(len, rows["loss_history"])) > 1 else None
         case "label_filter" | "loss_selection" | "category_balance":
             so_far = [each for each in records if each.stage in ("generation", *FILTERS)]
             counts = [[_left(each).get(label, 0) for label in names] for each in so_far]
             return plots.survivors(list(names.values()), [each.stage for each in so_far], counts)
         case "finetune_eval":
-            return plots.accuracy_by_step(pd.read_parquet(record.path), record.figures)
+            return plots.accuracy_by_step(record.read(), record.figures)
         case "mia_audit":
             mechanism = gaussian_mechanism(recipe.privacy)
             claim = (mechanism.epsilon, mechanism.delta) if mechanism and mechanism.safe else (None, 0.0)
-            return plots.roc(pd.read_parquet(record.path), record.figures, *claim)
+            return plots.roc(record.read(), record.figures, *claim)
     return None
 
 
 def _left(record: StageRecord) -> dict[int, int]:
     """Texts of each label after a stage."""
     if record.stage == "generation":
-        return dict(Counter(pd.read_parquet(record.path, columns=["label"])["label"].tolist()))
+        return dict(Counter(record.read(["label"])["label"].tolist()))
     return {int(label): count for label, count in record.figures["kept_by_label"].items()}

@@ -6,7 +6,8 @@
     <root>/results/                         Prefect's records of finished stages, a few hundred bytes each
     <root>/plots/                           the plots of Prefect's pages; deleting them loses nothing
 
-Files are published whole or not at all: written beside their place under a temporary name, then renamed.
+The root is a folder, or a URL of an object store (`location`). Files are published whole or not at all: written
+beside their place under a temporary name, then renamed; an object's write is atomic by itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, model_validator
 
 from gradmm_core.errors import InputError
+from gradmm_core.location import Location, prove_exclusive, put, read_bytes
 from gradmm_core.schemas import SCHEMAS
 
 #: The key of the stage's record in a Parquet's own metadata.
@@ -35,20 +37,22 @@ class StageArtifact(BaseModel, frozen=True):
     """A small reference to a stage's Parquet. It cannot be made of a file that is missing or has changed.
 
     Prefect stores it as JSON and validates it when a cached result is read: a deleted or damaged file is then
-    a cache miss, and only that stage runs again.
+    a cache miss, and only that stage runs again. An object is downloaded for that.
     """
 
     stage: str
-    path: Path
+    path: Location
     sha256: str
     rows: int
     figures: dict[str, Any]
 
     @model_validator(mode="after")
     def _file_is_intact(self) -> StageArtifact:
-        if not self.path.is_file():
-            raise ValueError(f"{self.path} is missing")
-        if file_digest(self.path) != self.sha256:
+        try:
+            digest = file_digest(self.path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise ValueError(f"{self.path} is missing") from error
+        if digest != self.sha256:
             raise ValueError(f"{self.path} has changed since it was written")
         return self
 
@@ -57,37 +61,48 @@ class StageArtifact(BaseModel, frozen=True):
         return self.read_table().to_pandas()
 
     def read_table(self) -> pa.Table:
-        table = pq.read_table(self.path)
+        """The same as a table.
+
+        Raises:
+            InputError: if another run, elsewhere, has put something else in its place since.
+        """
+        content = read_bytes(self.path)
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise InputError("it changed while the run was going on", str(self.path), "run again")
+        table = pq.read_table(pa.BufferReader(content))
         _check_schema(self.stage, table.schema, str(self.path))
         return table
 
     def record(self) -> dict[str, Any]:
         """What the file says of itself: stage, version, settings, upstream digests, figures."""
-        return json.loads(pq.read_schema(self.path).metadata[METADATA_KEY])
+        return json.loads(pq.read_schema(pa.BufferReader(read_bytes(self.path))).metadata[METADATA_KEY])
 
 
 class Root(BaseModel, frozen=True):
-    """The folder that holds everything a team's runs leave behind."""
+    """The folder, or the prefix in an object store, that holds everything a team's runs leave behind."""
 
-    path: Path
+    path: Location
 
     @property
-    def results(self) -> Path:
+    def results(self) -> Location:
         return self.path / "results"
 
     @property
-    def runs(self) -> Path:
+    def runs(self) -> Location:
         return self.path / "runs"
 
-    def stage_file(self, stage: str, key: str) -> Path:
+    def stage_file(self, stage: str, key: str) -> Location:
         return self.path / "stages" / stage / f"{key}.parquet"
 
     def prepare(self) -> None:
-        """Makes the folder, private to its owner, and proves that it can be written.
+        """Makes the folder, private to its owner, and proves that it, or the object store, can be written.
 
         Raises:
             InputError: if it cannot.
         """
+        if not isinstance(self.path, Path):
+            prove_exclusive(self.path / ".probe")
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=self.path) as probe:
@@ -101,12 +116,13 @@ class Root(BaseModel, frozen=True):
         """What a stage left under a key, found without any cache; None if it is missing or damaged."""
         path = self.stage_file(stage, key)
         try:
-            metadata = pq.read_schema(path).metadata
-            figures = json.loads(metadata[METADATA_KEY])["figures"]
-            rows = pq.read_metadata(path).num_rows
+            content = read_bytes(path)
+            described = pq.read_metadata(pa.BufferReader(content))
+            figures = json.loads(described.metadata[METADATA_KEY])["figures"]
         except (OSError, pa.ArrowException, TypeError, KeyError, ValueError):
             return None
-        return StageArtifact(stage=stage, path=path, sha256=file_digest(path), rows=rows, figures=figures)
+        digest = hashlib.sha256(content).hexdigest()
+        return StageArtifact(stage=stage, path=path, sha256=digest, rows=described.num_rows, figures=figures)
 
     def write_stage(
         self,
@@ -131,15 +147,17 @@ class Root(BaseModel, frozen=True):
         metadata = {METADATA_KEY: json.dumps(described, sort_keys=True, allow_nan=False).encode()}
         buffer = io.BytesIO()
         pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
-        path = self.stage_file(stage, key)
-        publish(path, buffer.getvalue())
-        return StageArtifact(
-            stage=stage, path=path, sha256=file_digest(path), rows=table.num_rows, figures=figures
-        )
+        path, content = self.stage_file(stage, key), buffer.getvalue()
+        publish(path, content)
+        digest = hashlib.sha256(content).hexdigest()
+        return StageArtifact(stage=stage, path=path, sha256=digest, rows=table.num_rows, figures=figures)
 
 
-def publish(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, readable by its owner only."""
+def publish(path: Location, content: bytes) -> None:
+    """Writes a file, or an object, whole or not at all; a file is readable by its owner only."""
+    if not isinstance(path, Path):
+        put(path, content)
+        return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
@@ -153,7 +171,9 @@ def publish(path: Path, content: bytes) -> None:
         raise
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Location) -> str:
+    if not isinstance(path, Path):
+        return hashlib.sha256(read_bytes(path)).hexdigest()
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -19,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from pydantic import BaseModel, PositiveFloat, ValidationError
 
 from gradmm_core.errors import InputError
+from gradmm_core.location import Location, reach, read_bytes
 from gradmm_core.release import RELEASE_FILES, check_release
 
 COMMIT_MESSAGE = "Release synthetic texts"
@@ -34,7 +34,7 @@ class _Promise(BaseModel, strict=True, allow_inf_nan=False):
     safe: bool
 
 
-def publish_release(release: Path, repo_id: str, private: bool = True, without_guarantee: bool = False) -> str:
+def publish_release(release: Location, repo_id: str, private: bool = True, without_guarantee: bool = False) -> str:
     """Creates the data set `repo_id` if need be and puts the release there, in one commit.
 
     An existing repository gets a new commit if it is as private, or as public, as was asked for; its other
@@ -79,14 +79,15 @@ def publish_release(release: Path, repo_id: str, private: bool = True, without_g
     return str(url)
 
 
-def _release_contents(release: Path) -> dict[str, bytes]:
+def _release_contents(release: Location) -> dict[str, bytes]:
+    reach(release)
     try:
         check_release(release)
     except ValueError as error:
         raise InputError(
             str(error), str(release), "give the folder `release` of a run, as the run left it"
         ) from error
-    return {name: (release / name).read_bytes() for name in RELEASE_FILES}
+    return {name: read_bytes(release / name) for name in RELEASE_FILES}
 
 
 def _check_promise(privacy_json: bytes, where: str, without_guarantee: bool) -> None:

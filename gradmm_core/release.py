@@ -24,6 +24,7 @@ import yaml
 from markupsafe import Markup
 
 from gradmm_core.artifacts import publish
+from gradmm_core.location import Location, create
 from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
@@ -45,8 +46,10 @@ SIZE_CATEGORIES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), 
 _MARKDOWN_SYNTAX = re.compile(r"^[#+=-]|[\\`*_\[\]<>|~&$@]|:(?=[\w/+-])|(?<=www)\.", re.IGNORECASE)
 
 
-def write_release(folder: Path, run: RunRecord, texts: pd.DataFrame) -> Path:
+def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Location:
     """Writes the release folder, whole or not at all. The same run and texts give the same bytes.
+
+    In an object store it is there object by object, once it has been made and checked here.
 
     Args:
         texts: the rows that the last filter kept, with the columns `label`, `text`, `matching_loss` and
@@ -66,26 +69,32 @@ def write_release(folder: Path, run: RunRecord, texts: pd.DataFrame) -> Path:
         "privacy.json": _privacy_json(run.guarantee).encode(),
         "recipe.yaml": _recipe_yaml(run).encode(),
     }
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))  # mode 0700
+    beside = folder.parent if isinstance(folder, Path) else None
+    if beside is not None:
+        beside.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = Path(tempfile.mkdtemp(dir=beside, prefix=f".{folder.name}."))  # mode 0700
     try:
         for name, content in contents.items():
             publish(temporary / name, content)
         check_release(temporary)
-        os.replace(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        if isinstance(folder, Path):
+            os.replace(temporary, folder)
+        else:
+            for name in contents:
+                create(folder / name, (temporary / name).read_bytes())
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # nothing is there any more if it was renamed
     return folder
 
 
-def check_release(folder: Path) -> None:
+def check_release(folder: Location) -> None:
     """Proves that a folder holds the files of a release and nothing else.
 
     Raises:
         ValueError: naming what is too much and what is missing.
     """
-    entries = {entry.relative_to(folder).as_posix(): entry for entry in folder.rglob("*")}
+    found = folder.rglob("*")
+    entries = {entry.relative_to(folder).as_posix(): entry for entry in found}  # pyright: ignore[reportArgumentType]
     files = {name for name, entry in entries.items() if not entry.is_dir()}
     links = {name for name, entry in entries.items() if entry.is_symlink()}
     strangers = (files - RELEASE_FILES) | links

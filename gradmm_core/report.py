@@ -16,6 +16,7 @@ import yaml
 from markupsafe import Markup
 
 from gradmm_core.artifacts import publish
+from gradmm_core.location import Location
 from gradmm_core.preflight import expected_cosines
 from gradmm_core.privacy import gaussian_mechanism
 from gradmm_core.recipe import Recipe
@@ -43,7 +44,7 @@ AUDIT_FIGURES = (
 
 
 def write_report(
-    path: Path,
+    path: Location,
     run: RunRecord,
     generated: pd.DataFrame,
     texts: pd.DataFrame,
@@ -180,9 +181,9 @@ def read_line(stage: StageRecord) -> str:
     return f'{line}.query("kept")' if stage.stage in FILTERS else line
 
 
-def link(report: Path, stage: StageRecord) -> str:
+def link(report: Location, stage: StageRecord) -> str:
     """The address of a stage's Parquet from the report's own: it holds where the root is moved as a whole."""
-    return quote(Path(os.path.relpath(stage.path, report.parent)).as_posix())
+    return quote(Path(os.path.relpath(str(stage.path), str(report.parent))).as_posix())
 
 
 def best_and_worst(texts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
-
-import pandas as pd
 
 from gradmm_core.artifacts import Root, StageArtifact, publish
 from gradmm_core.filters import kept_texts
+from gradmm_core.location import Location, create
 from gradmm_core.release import write_release
 from gradmm_core.report import write_report
 from gradmm_core.run_record import RunRecord
@@ -26,20 +26,32 @@ def write_run(
     """
     folder, record = _new_folder(root, record)
     kept = kept_texts(texts.read())
-    generated = pd.read_parquet(record.stage("generation").path, columns=["loss_history"])
+    generated = record.stage("generation").read(["loss_history"])
     write_release(folder / "release", record, kept)
     write_report(folder / "report.html", record, generated, kept, evaluation.read(), audit.read())
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 
 
-def _new_folder(root: Root, record: RunRecord) -> tuple[Path, RunRecord]:
-    root.runs.mkdir(exist_ok=True, mode=0o700)
+def _new_folder(root: Root, record: RunRecord) -> tuple[Location, RunRecord]:
     for attempt in range(1, 1000):
         run_id = record.run_id if attempt == 1 else f"{record.run_id}-{attempt}"
         try:
-            (root.runs / run_id).mkdir(mode=0o700)
+            _take(root.runs / run_id)
         except FileExistsError:
             continue
         return root.runs / run_id, record.model_copy(update={"run_id": run_id})
     raise FileExistsError(root.runs / record.run_id)
+
+
+def _take(folder: Location) -> None:
+    """Makes a folder for this run alone.
+
+    Raises:
+        FileExistsError: if another run has it.
+    """
+    if isinstance(folder, Path):
+        folder.parent.mkdir(exist_ok=True, mode=0o700)
+        folder.mkdir(mode=0o700)
+    else:  # an object store has no folders: an object says that this one is taken
+        create(folder / "taken", secrets.token_hex(8).encode())

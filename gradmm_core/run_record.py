@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import platform
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pydantic import BaseModel
 
+from gradmm_core.location import Location, read_bytes
 from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
 
@@ -20,7 +23,7 @@ class StageRecord(BaseModel, frozen=True):
     """One stage of a run. `figures` are the stage's own (JSON values); peaks are in bytes, None if not known."""
 
     stage: str
-    path: Path
+    path: Location
     sha256: str
     rows: int
     figures: dict[str, Any]
@@ -28,6 +31,11 @@ class StageRecord(BaseModel, frozen=True):
     seconds: float
     peak_memory: int | None = None
     peak_gpu_memory: int | None = None
+
+    def read(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The stage's rows, or some of their columns."""
+        content = io.BytesIO(read_bytes(self.path))
+        return pd.read_parquet(content, columns=None if columns is None else list(columns))
 
     @property
     def memory(self) -> str:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from uuid import uuid4
 
 import pandas as pd
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from gradmm_core.artifacts import Root, StageArtifact, publish
 from gradmm_core.errors import InputError
+from gradmm_core.location import read_bytes
 
 FRAME = pd.DataFrame(
     {
@@ -86,3 +89,61 @@ def test_a_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_figures_that_are_not_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         Root(path=tmp_path).write_stage("finetune_eval", "k", FRAME, {"x": float("nan")}, {})
+
+
+# In an object store
+
+
+@pytest.fixture
+def remote() -> Root:
+    return Root(path=f"memory://{uuid4().hex}")
+
+
+def test_a_store_holds_the_same_bytes_as_a_folder(tmp_path: Path, remote: Root) -> None:
+    local, far = written(Root(path=tmp_path)), written(remote)
+    assert str(far.path) == f"{remote.path}/stages/finetune_eval/k1.parquet"
+    assert read_bytes(far.path) == local.path.read_bytes()
+    assert far.sha256 == local.sha256
+    assert far.record() == local.record()
+    pd.testing.assert_frame_equal(far.read(), FRAME)
+
+
+def test_a_reference_to_an_object_survives_json_but_not_its_loss_or_damage(remote: Root) -> None:
+    artifact = written(remote)
+    stored = artifact.model_dump_json()
+    assert StageArtifact.model_validate_json(stored) == artifact
+    assert remote.find_stage("finetune_eval", "k1") == artifact
+    content = read_bytes(artifact.path)
+    publish(artifact.path, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match="has changed since it was written"):
+        StageArtifact.model_validate_json(stored)
+    assert remote.find_stage("finetune_eval", "k1") is None
+    artifact.path.unlink()
+    with pytest.raises(ValueError, match="is missing"):
+        StageArtifact.model_validate_json(stored)
+    assert remote.find_stage("finetune_eval", "k1") is None
+
+
+def test_a_store_that_cannot_be_reached_has_lost_nothing(remote: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else a private target would be drawn, and charged, again."""
+    artifact = written(remote)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fails)
+    with pytest.raises(InputError, match="no route"):
+        remote.find_stage("finetune_eval", "k1")
+    with pytest.raises(InputError, match="no route"):
+        StageArtifact.model_validate_json(artifact.model_dump_json())
+
+
+@pytest.mark.parametrize("where", ["folder", "store"])
+def test_rows_that_another_run_has_replaced_since_are_not_taken_for_these(
+    where: str, tmp_path: Path, remote: Root
+) -> None:
+    root = Root(path=tmp_path) if where == "folder" else remote
+    artifact = written(root)
+    root.write_stage("finetune_eval", "k1", FRAME.assign(loss=0.6), {}, {})
+    with pytest.raises(InputError, match=r"k1\.parquet: it changed while the run was going on; run again"):
+        artifact.read()

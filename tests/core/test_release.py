@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -17,12 +19,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from upath import UPath
 
 from gradmm_core import release
+from gradmm_core.location import location, put
 from gradmm_core.privacy import guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.release import RELEASE_FILES, TRAIN_FILE, check_release, escape_markdown, write_release
 from gradmm_core.run_record import RunRecord, StageRecord
+from tests.object_store import objects
 
 #: Texts that try to be more than text.
 HOSTILE = [
@@ -569,3 +574,36 @@ def test_import_is_light() -> None:
         "print([m for m in ('torch', 'transformers', 'datasets', 'sklearn', 'prefect') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+# In an object store
+
+
+def test_a_store_gets_the_same_files_as_a_folder(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    store = location(f"memory://{uuid4().hex}")
+    assert isinstance(store, UPath)
+    local = write_release(tmp_path / "release", private_run, texts)
+    far = write_release(store / "release", private_run, texts)
+    check_release(far)
+    assert objects(store) == {f"release/{name}": (local / name).read_bytes() for name in RELEASE_FILES}
+    with pytest.raises(FileExistsError):
+        write_release(store / "release", private_run, texts_of(SENTIMENT, ["other", "texts"]))
+    assert objects(store) == {f"release/{name}": (local / name).read_bytes() for name in RELEASE_FILES}
+    put(store / "release" / "data" / "train.csv", b"")
+    with pytest.raises(ValueError, match=r"not allowed there: \['data/train\.csv'\]"):
+        check_release(far)
+
+
+def test_nothing_reaches_a_store_that_was_not_checked_here(
+    private_run: RunRecord, texts: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = location(f"memory://{uuid4().hex}")
+    assert isinstance(store, UPath)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(release, "RELEASE_FILES", RELEASE_FILES - {"recipe.yaml"})
+    with pytest.raises(ValueError, match=r"not allowed there: \['recipe\.yaml'\]"):
+        write_release(store / "release", private_run, texts)
+    assert objects(store) == {}
+    assert not list(tmp_path.iterdir())
