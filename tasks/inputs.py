@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from gradmm_core.artifacts import Root
 from gradmm_core.data import LabelledTexts, Splits, load_splits
-from gradmm_core.demo.material import build_demo
+from gradmm_core.demo.shared import demo_of
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel, ModelReference, load_language_model, resolve_model
 from gradmm_core.recipe import Recipe
@@ -35,7 +35,7 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
     """Makes the demo's data and model if the recipe names them, and puts their folders in their place."""
     if DEMO not in (recipe.data.path, recipe.model.name):
         return recipe
-    made = build_demo(root.path / "demo")
+    made = demo_of(root)
     data, model = recipe.data, recipe.model
     if data.path == DEMO:
         data = data.model_copy(update={"path": str(made.data)})
