@@ -66,9 +66,7 @@ class StageRuns:
         return result_storage(self.context.root)
 
     def _configured(self, stage: Task[..., StageArtifact]) -> Task[..., StageArtifact]:
-        return stage.with_options(
-            result_storage=self._results, refresh_cache=stage.name in self.context.force
-        )
+        return stage.with_options(result_storage=self._results, refresh_cache=stage.name in self.context.force)
 
     @contextmanager
     def _measured(self, name: str, children: bool = False) -> Iterator[_Made]:

@@ -9,13 +9,13 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
 
 from gradmm_core.artifacts import publish
 from gradmm_core.clipped_sum import ClippedSum
+from gradmm_core.location import Location, read_bytes
 
 SECONDS_BETWEEN_WRITES = 30.0
 
@@ -27,13 +27,13 @@ DIGEST_BYTES = 32
 class UnfinishedSums:
     """Sums by label in one file, whose name has to say what they are sums of."""
 
-    file: Path
+    file: Location
     written: float = field(default_factory=lambda: time.monotonic())
 
     def read(self) -> dict[int, ClippedSum]:
         """What an earlier run left. Nothing, if there is none or it is damaged."""
         try:
-            content = self.file.read_bytes()
+            content = read_bytes(self.file)
         except FileNotFoundError:
             return {}
         digest, tensors = content[:DIGEST_BYTES], content[DIGEST_BYTES:]

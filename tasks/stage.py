@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,6 +21,7 @@ from pydantic import BaseModel
 
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.language_model import ModelReference
+from gradmm_core.location import Location
 from gradmm_core.settings import DataSettings, Settings
 from tasks.stages import STAGES
 
@@ -66,7 +66,7 @@ class Publication:
         return self.root.find_stage(self.stage, self.key)
 
     @property
-    def unfinished(self) -> Path:
+    def unfinished(self) -> Location:
         """A file for what a stage would go on from if it were killed. It is the stage's to delete."""
         return self.root.path / "unfinished" / f"{self.stage}-{self.key}"
 

@@ -12,6 +12,7 @@ from gradmm_core.clipped_sum import ClippedSum
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.location import location
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_gradient import target_sums
@@ -169,6 +170,18 @@ def test_damaged_unfinished_sums_are_not_used(
     unfinished.file.write_bytes({"cut": content[:-1], "flipped": flipped, "emptied": b""}[damage])
     target_sums(phi, template, DATA, settings, 0.1, None, unfinished=unfinished)
     assert watched == [1] * 5
+
+
+def test_unfinished_sums_may_lie_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished_sums, "SECONDS_BETWEEN_WRITES", 0.0)
+    unfinished = UnfinishedSums(location("memory://bucket/unfinished/sums"))
+    assert unfinished.read() == {}
+    unfinished.write({1: ClippedSum(torch.eye(2, dtype=torch.float64), 7, 3)})
+    (of_class,) = unfinished.read().values()
+    assert (of_class.records, of_class.clipped) == (7, 3)
+    assert torch.equal(of_class.total, torch.eye(2, dtype=torch.float64))
+    unfinished.delete()
+    assert unfinished.read() == {}
 
 
 def test_unfinished_sums_are_written_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
