@@ -22,15 +22,17 @@ from flows.distil import distil
 from flows.shard_runners import run_shards
 from gradmm_core.artifacts import Root
 from gradmm_core.errors import InputError
+from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
 from gradmm_core.settings import DataSettings, ExecutionSettings
 from tasks.stage import RunContext
+from tests.object_store import new_bucket, object_store
 
 RUNNERS = ("processes", "ray", "dask")
 
 
-def run(recipe: Recipe, root: Path) -> RunRecord:
+def run(recipe: Recipe, root: Location) -> RunRecord:
     return distil(**{name: getattr(recipe, name) for name in Recipe.model_fields}, root=root)  # pyright: ignore
 
 
@@ -47,7 +49,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", ["processes", "dask"])
 def test_every_runner_makes_the_same_bytes(
     runner: str, tiny_recipe: Callable[..., Recipe], in_process: Path, tmp_path: Path
 ) -> None:
@@ -56,6 +58,16 @@ def test_every_runner_makes_the_same_bytes(
     assert [(s.stage, s.sha256) for s in record.stages] == [(s.stage, s.sha256) for s in expected.stages]
     assert len(list(tmp_path.glob("stages/generation_shard/*.parquet"))) == 4
     assert not any(stage.cached for stage in record.stages)
+
+
+@pytest.mark.slow
+def test_on_ray_too_with_nothing_shared_but_an_object_store(tiny_recipe: Callable[..., Recipe], in_process: Path) -> None:
+    expected = run(tiny_recipe(), in_process)
+    with object_store():
+        root = new_bucket("shared") / "team"
+        record = run(tiny_recipe(execution={"runner": "ray", "workers": 2}), root)
+        assert len(list((root / "stages" / "generation_shard").iterdir())) == 4
+    assert [(s.stage, s.sha256) for s in record.stages] == [(s.stage, s.sha256) for s in expected.stages]
 
 
 def begin(context: RunContext, number: int) -> int:
