@@ -160,13 +160,19 @@ def _run(options: argparse.Namespace) -> int:
     Root(path=options.root).prepare()  # before Prefect takes its seconds to start
     _configure_prefect(options.verbose)
 
-    from deployments.summary import print_summary
-    from flows.distil import distil
-    from gradmm_core.run_record import RunRecord
+    from deployments.prefect_server import server_of_one_run
 
-    blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
-    with _progress_on_stderr():
-        record: RunRecord = distil(**blocks, root=str(options.root), force=tuple(options.force))  # pyright: ignore
+    with server_of_one_run() as server:
+        # While the server starts: these imports take about as long.
+        from deployments.summary import print_summary
+        from flows.distil import distil
+        from gradmm_core.run_record import RunRecord
+
+        if server:
+            server.wait()
+        blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+        with _progress_on_stderr():
+            record: RunRecord = distil(**blocks, root=str(options.root), force=tuple(options.force))  # pyright: ignore
     print_summary(record, Root(path=options.root))
     return OK
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -15,7 +16,12 @@ from typing import IO
 from urllib.parse import urlsplit
 
 import httpx
-from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    PREFECT_UI_URL,
+    temporary_settings,
+)
 
 from gradmm_core.errors import InputError
 
@@ -29,6 +35,9 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
 
+#: What Prefect sets for its own temporary server: it records runs, and neither schedules nor cancels any.
+ONLY_RECORDING = {"PREFECT__SERVER_EPHEMERAL": "1"}
+
 
 @dataclass(frozen=True)
 class Server:
@@ -39,6 +48,8 @@ class Server:
     configured: bool = True
     process: subprocess.Popen[bytes] | None = None
     output: IO[bytes] | None = None
+    #: What to do if it does not start.
+    remedy: str = "mend that, or choose another --port"
 
     @property
     def ui(self) -> str:
@@ -64,7 +75,7 @@ class Server:
         while not self.answers:
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 what = f"the Prefect server did not start ({self._last_words()})"
-                raise InputError(what, self.api, "mend that, or choose another --port")
+                raise InputError(what, self.api, self.remedy)
             time.sleep(0.2)
 
     def _last_words(self) -> str:
@@ -113,21 +124,51 @@ def running_server(port: int | None = None) -> Iterator[Server]:
     port = address.port or 80
     _check_port_is_free(port)
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)],
-            env=SERVER_SETTINGS | os.environ | {"PREFECT_API_URL": server.api},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C is for the runs first: they tell the server how they ended.
-            start_new_session=True,
-        )
+        # Ctrl-C is for the runs first: they tell the server how they ended.
+        process = _start(server.api, output, start_new_session=True)
         server = Server(api, server.configured, process, output)
         try:
             with _in_use(server):
                 yield server
         finally:
             _stop(process)
+
+
+@contextmanager
+def server_of_one_run() -> Iterator[Server | None]:
+    """A server for this process alone, which is starting; None where Prefect has another, or is to have none.
+
+    Prefect would start one like it by itself, but in the middle of a run, and after importing all of a server into
+    the run's own process: seconds that now pass beside other imports. As Prefect's own, it keeps its records where
+    later servers find them, and is stopped when Python ends, after the last logs and events have been sent.
+    """
+    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        yield None
+        return
+    with socket.socket() as any_port:
+        any_port.bind((LOOPBACK, 0))
+        port = any_port.getsockname()[1]
+    api, output = f"http://{LOOPBACK}:{port}/api", tempfile.TemporaryFile()  # noqa: SIM115  (open until Python ends)
+    process = _start(api, output, "--no-ui", **ONLY_RECORDING)
+    atexit.register(_stop, process)
+    server = Server(api, False, process, output, "mend that, or set PREFECT_API_URL to a server that runs")
+    with _in_use(server):
+        yield server
+
+
+def _start(
+    api: str, output: IO[bytes], *options: str, start_new_session: bool = False, **settings: str
+) -> subprocess.Popen[bytes]:
+    """A Prefect server at an address of this machine."""
+    port = str(urlsplit(api).port)
+    return subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", port, *options],
+        env=SERVER_SETTINGS | os.environ | {"PREFECT_API_URL": api} | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=start_new_session,
+    )
 
 
 @contextmanager

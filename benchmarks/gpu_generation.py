@@ -1,0 +1,144 @@
+"""The paper's job on one GPU: 200 texts of 25 tokens from a model of Phi-1.5's shape, by ADMM and by the search.
+
+    python -m benchmarks.gpu_generation --json gpu.json
+
+The weights are random: time and memory do not depend on them. So is the target, of the whole head. A share of the
+floor is the time that the body's matrix products alone would take, over the time taken: two operations for each
+parameter and token, forward and, as the frozen weights need no gradient of their own, once more backward, at the
+throughput of one large product measured in the same run. Without a GPU a small model runs on the CPU, which shows
+that this works, and nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+from transformers import AutoModelForCausalLM, PhiConfig
+
+from benchmarks.timing import device_name
+from benchmarks.whole_generation import made
+from benchmarks.workload import Workload
+from gradmm_core.compute_meter import ComputeMeter
+from gradmm_core.demo.grammar import public_documents
+from gradmm_core.demo.material import END, train_tokenizer
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.memory import peak_memory
+from gradmm_core.settings import (
+    AdmmSettings,
+    GenerationSettings,
+    ProjectionSettings,
+)
+
+#: What runs on a GPU: Phi-1.5 and the paper's schedule; and what a CPU does in a minute.
+PAPER = {"layers": 24, "hidden": 2048, "heads": 32, "vocabulary": 51_200, "examples": 200, "iterations": 30}
+SMALL = {"layers": 2, "hidden": 256, "heads": 4, "vocabulary": 8192, "examples": 8, "iterations": 1}
+
+MIB = 2**20
+
+
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description="The paper's job on one GPU")
+    for name, value in (PAPER if gpu else SMALL).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--inner-steps", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=25)
+    parser.add_argument("--batch", type=int, help="examples side by side (default: all)")
+    parser.add_argument("--matmul", type=int, default=8192 if gpu else 2048, help="rows of the large product")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not gpu:
+        print("no GPU: a reduced size on the CPU, which is not the GPU's figure")
+    with tempfile.TemporaryDirectory() as folder:
+        options.model = save_model(options, Path(folder))
+        work = Workload.of(options, "bfloat16")
+    size = body_parameters(work.model)
+    throughput = matmul_throughput(options.matmul, work.model.device)
+    print(
+        f"{device_name()}; {options.layers} layers, {size / 1e6:,.1f} M parameters in the body; "
+        f"{options.examples} examples of {options.tokens} tokens; matrix product {throughput / 1e12:.3g} TFLOP/s"
+    )
+    schedule = AdmmSettings(iterations=options.iterations, inner_steps=options.inner_steps, rho=0.1, keep="last")
+    projection = ProjectionSettings(rule="nearest-of-likely", candidates=200)
+    batch = options.batch or options.examples
+    methods = {
+        "ADMM": GenerationSettings(method="admm", admm=schedule, projection=projection, batch_size=batch),
+        "search": GenerationSettings(batch_size=batch),
+    }
+    made(work, methods["search"], 2)()  # what a first pass sets up is not counted
+    rows = []
+    for name, settings in methods.items():
+        run = made(work, settings, options.examples)
+        with ComputeMeter(work.model) as meter, peak_memory() as peak:
+            started = time.perf_counter()
+            run()
+            seconds = time.perf_counter() - started
+        floor = 2 * size * (meter.forward_tokens + meter.backward_tokens) / throughput
+        memory = peak.process if peak.gpu is None else peak.gpu
+        print(
+            f"  {name:8} {seconds:10.1f} s   floor {floor:8.1f} s   share of the floor {floor / seconds:6.1%}   "
+            f"peak {memory / MIB:8,.0f} MiB{'' if gpu else ' (of the process)'}"
+        )
+        passes = {"forward_tokens": meter.forward_tokens, "backward_tokens": meter.backward_tokens}
+        rows.append({"method": name, "seconds": seconds, "floor": floor, "peak_bytes": memory, **passes})
+    print(f"  ADMM takes {rows[0]['seconds'] / rows[1]['seconds']:.1f} times as long as the search")
+    if options.json:
+        shape = {name: getattr(options, name) for name in (*PAPER, "inner_steps", "tokens")}
+        found = {"device": device_name(), "gpu": gpu, **shape, "body_parameters": size, "batch": batch}
+        options.json.write_text(json.dumps(found | {"matmul_flops": throughput, "rows": rows}, indent=2) + "\n")
+
+
+def save_model(options: argparse.Namespace, folder: Path) -> str:
+    """A Phi with random weights in bfloat16, and the demo's tokenizer, for gradmm to load as any other."""
+    tokenizer = train_tokenizer(list(public_documents(3000, Random(0), frozenset())))
+    end = tokenizer.get_vocab()[END]
+    config = PhiConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.hidden,
+        intermediate_size=4 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def body_parameters(model: LanguageModel) -> int:
+    """All but the embeddings, which are looked up, and the head."""
+    body = sum(parameter.numel() for parameter in model.model.base_model.parameters())
+    return body - model.embeddings.numel()
+
+
+def matmul_throughput(rows: int, device: torch.device) -> float:
+    """Operations per second of a square product in bfloat16: the best of ten, after one that is not counted."""
+    left, right = (torch.randn(rows, rows, device=device).bfloat16() for _ in range(2))
+    best = float("inf")
+    for turn in range(11):
+        _wait(device)
+        started = time.perf_counter()
+        torch.mm(left, right)
+        _wait(device)
+        if turn:
+            best = min(best, time.perf_counter() - started)
+    return 2 * rows**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""How time and memory grow: of generation with examples, batch, length, vocabulary; of the target with records.
+
+    python -m benchmarks.scaling --model ../shared/material/models/reviews-phi-9m \
+        --data ../shared/material/data/sst2 --json scaling.json
+
+Every measurement has a process of its own, so that none sees the memory of the one before. "work" is the peak
+above what the process held before it. Generation matches the whole head's gradient, the dearest target, and is
+warmed up with two texts; the target gradient is made in the default space. Larger vocabularies are of models with
+random weights and the same body: only the tokenizer's own tokens are written, but all logits are computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.timing import device_name
+from benchmarks.whole_generation import made
+from benchmarks.workload import INSTRUCTION, DType, Workload
+from gradmm_core.data import LabelledTexts
+from gradmm_core.language_model import load_language_model
+from gradmm_core.memory import peak_memory
+from gradmm_core.model_reference import resolve_model
+from gradmm_core.settings import AdmmSettings, GenerationSettings, ModelSettings, TargetGradientSettings
+from gradmm_core.target_gradient import target_sums
+from gradmm_core.target_space import make_target_space, public_texts
+from gradmm_core.template import tokenise_template
+from gradmm_core.wording import ResponseTemplate
+
+METHODS = {
+    "search": GenerationSettings(),
+    "ADMM, one round": GenerationSettings(method="admm", admm=AdmmSettings(iterations=1)),
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation to measure."""
+
+    model: str
+    dtype: DType
+    method: str
+    examples: int
+    batch: int
+    tokens: int
+
+    def prepare(self) -> Callable[[], Any]:
+        work = Workload.of(argparse.Namespace(model=self.model, tokens=self.tokens), self.dtype)
+        settings = METHODS[self.method].model_copy(update={"batch_size": self.batch})
+
+        made(work, settings, 2)()
+        return made(work, settings, self.examples)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target gradient to measure, of the first rows of a data set."""
+
+    model: str
+    dtype: DType
+    data: str
+    records: int
+
+    def prepare(self) -> Callable[[], Any]:
+        model = load_language_model(resolve_model(ModelSettings(name=self.model, dtype=self.dtype)))
+        wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " great"}, max_text_tokens=128)
+        template, settings = tokenise_template(model, wording), TargetGradientSettings()
+        texts = public_texts(model, template, dict.fromkeys(template.labels, INSTRUCTION), settings)
+        space, _ = make_target_space(model, template, texts, settings, 1.0)
+        rows = pd.read_parquet(Path(self.data) / "train.parquet").iloc[: self.records]
+        data = LabelledTexts(tuple(rows["text"].str.strip()), tuple(rows["label"].tolist()))
+        return lambda: target_sums(model, template, data, settings, 1.0, None, space)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, and bytes: of the whole process, above what it held before the work, and on the GPU."""
+
+    seconds: float
+    peak: int
+    work: int
+    gpu: int | None
+
+
+def measure(case: Generation | Target) -> Measured:
+    """In this process, which should be fresh."""
+    work = case.prepare()
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    with peak_memory() as peak:
+        started = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - started
+    return Measured(seconds, peak.process, peak.process - before, peak.gpu)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Growth of time and memory")
+    parser.add_argument("--model", required=True, help="a model folder")
+    parser.add_argument("--data", help="a folder with train.parquet (text, label): the target gradient of it")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--examples", type=int, nargs="*", default=[50, 100, 200, 500, 1000])
+    parser.add_argument("--batches", type=int, nargs="*", default=[10, 25, 50, 100, 200])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[10, 25, 50, 100])
+    parser.add_argument("--vocabularies", type=int, nargs="*", default=[8192, 16384, 32768, 65536])
+    parser.add_argument("--records", type=int, nargs="*", default=[1000, 10_000, 10**9], help="at most all")
+    parser.add_argument(
+        "--texts", type=int, default=100, help="examples where another thing varies; 25 tokens each"
+    )
+    parser.add_argument("--batch", type=int, default=50, help="where another thing varies")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for title, unit, cases in series(options, Path(folder)):
+            rows += report(title, unit, cases)
+    if options.json:
+        options.json.write_text(json.dumps({"device": device_name(), "rows": rows}, indent=2) + "\n")
+
+
+#: A heading, what there is a number of, and the cases by the value that varies.
+Series = tuple[str, str, Iterable[tuple[int, Generation | Target]]]
+
+
+def series(options: argparse.Namespace, folder: Path) -> Iterable[Series]:
+    for method in options.methods:
+        base = Generation(options.model, options.dtype, method, options.texts, options.batch, 25)
+        yield f"{method}: examples", "example", [(n, replace(base, examples=n)) for n in options.examples]
+        yield (
+            f"{method}: batch",
+            "example",
+            [(n, replace(base, batch=n, examples=max(n, base.examples))) for n in options.batches],
+        )
+        yield f"{method}: tokens of a text", "example", [(n, replace(base, tokens=n)) for n in options.tokens]
+        yield (
+            f"{method}: vocabulary",
+            "example",
+            [(n, replace(base, model=random_model(options.model, n, folder))) for n in options.vocabularies],
+        )
+    if options.data:
+        available = len(pd.read_parquet(Path(options.data) / "train.parquet", columns=["label"]))
+        counts = sorted({min(n, available) for n in options.records})
+        cases = [(n, Target(options.model, options.dtype, options.data, n)) for n in counts]
+        yield "target gradient: records", "record", cases
+
+
+def random_model(model: str, vocabulary: int, folder: Path) -> str:
+    """The folder of a model like `model`, with so many rows in its embeddings and head, of random weights.
+
+    Raises:
+        SystemExit: if its tokenizer has more tokens than that.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if vocabulary < len(tokenizer):
+        raise SystemExit(f"--vocabularies: {vocabulary} is below the tokenizer's {len(tokenizer)}")
+    made = folder / str(vocabulary)
+    if not made.exists():
+        config = AutoConfig.from_pretrained(model, vocab_size=vocabulary)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(made)
+        tokenizer.save_pretrained(made)
+    return str(made)
+
+
+def report(title: str, unit: str, cases: Iterable[tuple[int, Generation | Target]]) -> list[dict[str, Any]]:
+    """Measures and prints one series; time and memory also as ratios to those of its first row."""
+    rows: list[dict[str, Any]] = []
+    first: tuple[float, int] | None = None
+    for value, case in cases:
+        found = in_a_fresh_process(case)
+        each = found.seconds / (case.records if isinstance(case, Target) else case.examples)
+        if first is None:
+            first = each, found.peak
+            print(f"{title}; {device_name()}")
+        gpu = "" if found.gpu is None else f"   GPU {found.gpu / 2**30:.2f} GiB"
+        print(
+            f"  {value:8,} {1000 * each:10.3f} ms per {unit} {each / first[0]:6.2f} x   "
+            f"peak {found.peak / 2**30:5.2f} GiB {found.peak / first[1]:6.2f} x   "
+            f"work {found.work / 2**20:6.0f} MiB{gpu}",
+            flush=True,
+        )
+        rows.append({"series": title, "value": value, **asdict(case), **asdict(found), "seconds_each": each})
+    return rows
+
+
+def in_a_fresh_process(case: Generation | Target) -> Measured:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, case).result()
+
+
+if __name__ == "__main__":
+    main()
