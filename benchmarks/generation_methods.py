@@ -31,11 +31,13 @@ from deployments.recipe_files import find_preset, find_recipe
 from gradmm_core.classification import class_logits
 from gradmm_core.filters import text_figures, token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
-from gradmm_core.generation import Shard, generate
-from gradmm_core.language_model import LanguageModel, resolve_model
+from gradmm_core.generation import generate
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.model_reference import resolve_model
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.recipe import load_recipe
 from gradmm_core.settings import FinetuneEvalSettings, GenerationSettings, TargetGradientSettings
+from gradmm_core.shards import Shard
 from gradmm_core.target_gradient import TargetSums
 from gradmm_core.target_set import target_set
 from gradmm_core.target_space import FULL, TargetSpace, make_target_space, public_texts

@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.target_spaces import Bench, Records, add_arguments, bench_of
 from gradmm_core.classification import predict
 from gradmm_core.finetune_eval import Examples, Finetuning
-from gradmm_core.language_model import ModelReference, resolve_model
+from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.opening import Opening
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.public_text import write_texts

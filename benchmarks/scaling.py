@@ -7,6 +7,7 @@ Every measurement has a process of its own, so that none sees the memory of the 
 above what the process held before it. Generation matches the whole head's gradient, the dearest target, and is
 warmed up with two texts; the target gradient is made in the default space. Larger vocabularies are of models with
 random weights and the same body: only the tokenizer's own tokens are written, but all logits are computed.
+Processor time is told beside the clock's: a busy machine changes it less.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, and bytes: of the whole process, above what it held before the work, and on the GPU."""
+    """Seconds by the clock and of the processors; bytes of the whole process, above those before, on the GPU."""
 
     seconds: float
+    processor_seconds: float
     peak: int
     work: int
     gpu: int | None
@@ -102,10 +104,10 @@ def measure(case: Generation | Target) -> Measured:
     gc.collect()
     before = psutil.Process().memory_info().rss
     with peak_memory() as peak:
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.process_time()
         work()
-        seconds = time.perf_counter() - started
-    return Measured(seconds, peak.process, peak.process - before, peak.gpu)
+        seconds, processor = time.perf_counter() - started, time.process_time() - processor
+    return Measured(seconds, processor, peak.process, peak.process - before, peak.gpu)
 
 
 def main() -> None:
@@ -180,17 +182,19 @@ def random_model(model: str, vocabulary: int, folder: Path) -> str:
 def report(title: str, unit: str, cases: Iterable[tuple[int, Generation | Target]]) -> list[dict[str, Any]]:
     """Measures and prints one series; time and memory also as ratios to those of its first row."""
     rows: list[dict[str, Any]] = []
-    first: tuple[float, int] | None = None
+    first: tuple[float, float, int] | None = None
     for value, case in cases:
         found = in_a_fresh_process(case)
-        each = found.seconds / (case.records if isinstance(case, Target) else case.examples)
+        count = case.records if isinstance(case, Target) else case.examples
+        each, of_processors = found.seconds / count, found.processor_seconds / count
         if first is None:
-            first = each, found.peak
+            first = each, of_processors, found.peak
             print(f"{title}; {device_name()}")
         gpu = "" if found.gpu is None else f"   GPU {found.gpu / 2**30:.2f} GiB"
         print(
             f"  {value:8,} {1000 * each:10.3f} ms per {unit} {each / first[0]:6.2f} x   "
-            f"peak {found.peak / 2**30:5.2f} GiB {found.peak / first[1]:6.2f} x   "
+            f"of processors {1000 * of_processors:10.3f} ms {of_processors / first[1]:6.2f} x   "
+            f"peak {found.peak / 2**30:5.2f} GiB {found.peak / first[2]:6.2f} x   "
             f"work {found.work / 2**20:6.0f} MiB{gpu}",
             flush=True,
         )

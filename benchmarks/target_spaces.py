@@ -25,7 +25,8 @@ from deployments.recipe_files import find_recipe
 from flows.distil import response_template
 from gradmm_core.data import Splits, load_splits
 from gradmm_core.head_gradient import HeadGradients
-from gradmm_core.language_model import LanguageModel, load_language_model, resolve_model
+from gradmm_core.language_model import LanguageModel, load_language_model
+from gradmm_core.model_reference import resolve_model
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.recipe import Recipe, load_recipe
 from gradmm_core.settings import TargetGradientSettings

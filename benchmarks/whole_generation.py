@@ -13,13 +13,14 @@ import argparse
 
 from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
 from benchmarks.workload import DTYPES, INSTRUCTION, LABEL, Workload
-from gradmm_core.generation import Shard, generate
+from gradmm_core.generation import generate
 from gradmm_core.settings import (
     AdmmSettings,
     GenerationSettings,
     ProjectionSettings,
     TargetGradientSettings,
 )
+from gradmm_core.shards import Shard
 from gradmm_core.target_space import FULL
 
 

@@ -13,11 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.published import Published
 from benchmarks.timing import Way
-from gradmm_core.language_model import LanguageModel, load_language_model, resolve_model
+from gradmm_core.language_model import LanguageModel, load_language_model
 from gradmm_core.matching import HeadMatching
+from gradmm_core.model_reference import resolve_model
 from gradmm_core.settings import ModelSettings
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+from gradmm_core.template import TokenisedTemplate, tokenise_template
 from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
+from gradmm_core.wording import ResponseTemplate
 
 DType = Literal["float32", "bfloat16"]
 LABEL, INSTRUCTION = 1, "A short review of a movie that I liked:"

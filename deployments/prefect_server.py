@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -149,7 +150,7 @@ def server_of_one_run() -> Iterator[Server | None]:
         any_port.bind((LOOPBACK, 0))
         port = any_port.getsockname()[1]
     api, output = f"http://{LOOPBACK}:{port}/api", tempfile.TemporaryFile()  # noqa: SIM115  (open until Python ends)
-    process = _start(api, output, "--no-ui", **ONLY_RECORDING)
+    process = _start(api, output, "--no-ui", settings=ONLY_RECORDING)
     atexit.register(_stop, process)
     server = Server(api, False, process, output, "mend that, or set PREFECT_API_URL to a server that runs")
     with _in_use(server):
@@ -157,13 +158,17 @@ def server_of_one_run() -> Iterator[Server | None]:
 
 
 def _start(
-    api: str, output: IO[bytes], *options: str, start_new_session: bool = False, **settings: str
+    api: str,
+    output: IO[bytes],
+    *options: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    start_new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """A Prefect server at an address of this machine."""
     port = str(urlsplit(api).port)
     return subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", port, *options],
-        env=SERVER_SETTINGS | os.environ | {"PREFECT_API_URL": api} | settings,
+        env=SERVER_SETTINGS | os.environ | {"PREFECT_API_URL": api, **settings},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

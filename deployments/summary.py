@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.table import Table
 
 from gradmm_core.artifacts import Root
 from gradmm_core.errors import InputError
 from gradmm_core.ledger import Ledger, release_of
-from gradmm_core.mechanism_audit import MechanismAudit
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord, StageRecord
+
+if TYPE_CHECKING:
+    from gradmm_core.mechanism_audit import MechanismAudit  # it imports scikit-learn
 
 
 def print_summary(record: RunRecord, root: Root) -> None:

@@ -18,15 +18,15 @@ from flows.ui_logs import logs_in_ui
 from gradmm_core import settings as s
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.errors import BudgetExhausted
-from gradmm_core.generation import plan_shards
-from gradmm_core.language_model import ModelReference
 from gradmm_core.location import Location
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.preflight import expected_cosines, preflight_lines
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe, validate_recipe
 from gradmm_core.run_folder import write_run
 from gradmm_core.run_record import RunRecord, library_versions
-from gradmm_core.template import ResponseTemplate
+from gradmm_core.shards import plan_shards
+from gradmm_core.wording import ResponseTemplate
 from tasks.category_balance import category_balance as category_balance_stage
 from tasks.finetune_eval import finetune_eval as finetune_eval_stage
 from tasks.generation import generation as generation_stage

@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from prefect import Task, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
@@ -48,6 +47,8 @@ def run_shards(
         for number, each in enumerate(inputs):
             yield number, stage(context, return_state=True, **each)  # pyright: ignore[reportReturnType]
         return
+    import torch  # late, see tasks/stage.py
+
     # Ray and Dask would give each worker one thread, and with it other last bits.
     context = context.model_copy(update={"threads": context.threads or torch.get_num_threads()})
     left = dict(enumerate(inputs))
@@ -77,6 +78,8 @@ def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
         InputError: if it is not installed.
     """
     if settings.runner == "processes":
+        import torch
+
         workers = settings.workers or max(1, torch.cuda.device_count())
         taken = multiprocessing.get_context("spawn").Value("i", 0)
         return ProcessPoolTaskRunner(max_workers=workers, initializer=_take_gpu, initargs=(taken,))
@@ -102,6 +105,8 @@ def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
 
 def _take_gpu(taken: Any) -> None:
     """In a new process of the pool: makes the next GPU the one that "cuda" means."""
+    import torch
+
     if torch.cuda.is_available():
         with taken.get_lock():
             torch.cuda.set_device(taken.value % torch.cuda.device_count())
@@ -110,6 +115,8 @@ def _take_gpu(taken: Any) -> None:
 
 def _one_gpu(settings: ExecutionSettings, device: str) -> AbstractContextManager[Any]:
     """Ray gives a task no GPU unless told that it needs one."""
+    import torch
+
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if settings.runner != "ray" or not on_gpu:
         return nullcontext()

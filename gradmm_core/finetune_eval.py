@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from gradmm_core.classification import response_logits, response_losses, score
 from gradmm_core.errors import InputError
-from gradmm_core.language_model import LanguageModel, ModelReference, read_pretrained
+from gradmm_core.language_model import LanguageModel, read_pretrained
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
 from gradmm_core.template import TokenisedTemplate, length_bucketed, make_batch
 

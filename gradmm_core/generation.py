@@ -25,28 +25,10 @@ from gradmm_core.projection import Projector
 from gradmm_core.readable import Readable
 from gradmm_core.search import Search
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
+from gradmm_core.shards import Shard
 from gradmm_core.target_space import TargetSpace
 from gradmm_core.template import TokenisedTemplate, tokenise_texts
 from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Examples `start` to `start + count - 1` of one class; `index` numbers the class's shards."""
-
-    label: int
-    index: int
-    start: int
-    count: int
-
-
-def plan_shards(labels: list[int], per_class: int, shard_size: int) -> list[Shard]:
-    """Cuts `per_class` examples of every class into shards of at most `shard_size`."""
-    return [
-        Shard(label, index, start, min(shard_size, per_class - start))
-        for label in labels
-        for index, start in enumerate(range(0, per_class, shard_size))
-    ]
 
 
 def generate(

@@ -9,7 +9,8 @@ from gradmm_core.classification import predict
 from gradmm_core.filters import token_lists
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.settings import LabelFilterSettings
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate
+from gradmm_core.template import TokenisedTemplate
+from gradmm_core.wording import ResponseTemplate
 
 
 def filter_labels(

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import BaseModel
 from torch import Tensor, nn
 
 from gradmm_core.errors import InputError
-from gradmm_core.settings import ModelSettings
-
-
-class ModelReference(BaseModel, frozen=True):
-    """Which weights, exactly: a folder or hub id, and the digest or commit of its content."""
-
-    name: str
-    revision: str | None
-    digest: str
-    dtype: str
-    trust_remote_code: bool
-
-    @property
-    def source(self) -> str:
-        """What transformers loads from: the folder, or the hub id."""
-        return self.name if self.revision else str(Path(self.name).expanduser())
-
-    @property
-    def key(self) -> str:
-        """What decides the model's outputs, for cache keys. The folder's place does not."""
-        return f"{self.digest}/{self.dtype}"
+from gradmm_core.model_reference import ModelReference, unusable_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,28 +93,6 @@ class LanguageModel:
         return augmented @ self.head.mT
 
 
-def resolve_model(settings: ModelSettings) -> ModelReference:
-    """Pins a model: the digest of a folder's files, or the commit of a hub revision.
-
-    Raises:
-        InputError: if the folder or the hub's model cannot be found.
-    """
-    folder = Path(settings.name).expanduser()
-    if folder.is_dir():
-        revision, digest = None, _folder_digest(folder)
-    elif folder.is_absolute() or settings.name.startswith((".", "~")) or settings.name.count("/") > 1:
-        raise InputError(f"no folder {settings.name!r}", "model.name", "give a model folder or a hub id")
-    else:
-        revision = digest = _hub_commit(settings)
-    return ModelReference(
-        name=settings.name,
-        revision=revision,
-        digest=digest,
-        dtype=settings.dtype,
-        trust_remote_code=settings.trust_remote_code,
-    )
-
-
 def load_language_model(
     reference: ModelReference, device: str = "auto", attention: str | None = None
 ) -> LanguageModel:
@@ -184,7 +139,7 @@ def read_pretrained(reference: ModelReference, device: str, attention: str | Non
             use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise _unusable(reference.name, error) from error
+        raise unusable_model(reference.name, error) from error
     _fuse_activations(model)
     return model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
 
@@ -209,12 +164,7 @@ def _read_tokenizer(reference: ModelReference) -> Any:
             trust_remote_code=reference.trust_remote_code,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise _unusable(reference.name, error) from error
-
-
-def _unusable(name: str, error: Exception) -> InputError:
-    first_line = str(error).strip().partition("\n")[0]
-    return InputError(f"{name!r} cannot be loaded ({first_line})", "model.name", "give a causal language model")
+        raise unusable_model(reference.name, error) from error
 
 
 @torch.no_grad()
@@ -268,24 +218,3 @@ def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 def _find(sequence: list[int], part: list[int]) -> int:
     return next(i for i in range(len(sequence)) if sequence[i : i + len(part)] == part)
-
-
-def _folder_digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(p for p in folder.iterdir() if p.is_file()):
-        digest.update(file.name.encode() + b"\0")
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
-def _hub_commit(settings: ModelSettings) -> str:
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(
-            settings.name, revision=settings.revision or "main", trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise _unusable(settings.name, error) from error
-    return config._commit_hash

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TypeVar
 
 import psutil
-import torch
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ def peak_memory(children: bool = False) -> Iterator[PeakMemory]:
         children: add the memory of processes that this one has started.
     """
     peak = PeakMemory()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+    if cuda := _cuda():
+        cuda.reset_peak_memory_stats()
     process, done = psutil.Process(), threading.Event()
 
     def sample() -> None:
@@ -60,8 +61,8 @@ def peak_memory(children: bool = False) -> Iterator[PeakMemory]:
         done.set()
         sampler.join()
         sample()
-        if torch.cuda.is_available():
-            peak.gpu = torch.cuda.max_memory_allocated()
+        if cuda := _cuda():
+            peak.gpu = cuda.max_memory_allocated()
 
 
 def in_parts_that_fit(work: Callable[[range], Result], numbers: range) -> list[Result]:
@@ -76,8 +77,8 @@ def in_parts_that_fit(work: Callable[[range], Result], numbers: range) -> list[R
         if len(numbers) == 1 or not _is_out_of_memory(error):
             raise
     # Out of the handler: until here the exception kept everything that the attempt had allocated.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if cuda := _cuda():
+        cuda.empty_cache()
     half = (len(numbers) + 1) // 2
     logger.warning("%d examples at once do not fit into memory: going on with %d", len(numbers), half)
     return [*in_parts_that_fit(work, numbers[:half]), *in_parts_that_fit(work, numbers[half:])]
@@ -85,6 +86,8 @@ def in_parts_that_fit(work: Callable[[range], Result], numbers: range) -> list[R
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """The CPU's allocator has no exception of its own."""
+    import torch  # late: memory is measured of cached stages too, which need no torch
+
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
@@ -93,3 +96,9 @@ def _resident(process: psutil.Process) -> int:
         return process.memory_info().rss
     except psutil.NoSuchProcess:  # it ended a moment ago
         return 0
+
+
+def _cuda() -> ModuleType | None:
+    """torch.cuda where there is a GPU. Not imported for it: who has not imported torch holds nothing on a GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch and torch.cuda.is_available() else None

@@ -14,15 +14,11 @@ from torch import Tensor
 from gradmm_core.errors import InputError
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
-from gradmm_core.settings import Settings
+from gradmm_core.wording import ResponseTemplate
 
-
-class ResponseTemplate(Settings):
-    """The part of a recipe that decides an example's tokens. Instructions and class names are not in it."""
-
-    suffix: str
-    verbalisers: dict[int, str]
-    max_text_tokens: int
+#: Of a data set, given to the tokenizer together: with each token it keeps spellings, offsets and masks, which
+#: take several times the memory of the token ids.
+TEXTS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -96,13 +92,14 @@ def tokenise_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
     Raises:
         InputError: naming the row, if a text has no tokens.
     """
-    if not texts:
-        return []
-    encoded = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    for row, ids in enumerate(encoded):
-        if not ids:
-            raise InputError(f"text {row} has no tokens", where, "remove the row, or set data.min_words=1")
-    return [ids[:max_tokens] for ids in encoded]
+    token_ids: list[list[int]] = []
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        encoded = tokenizer(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)["input_ids"]
+        for row, ids in enumerate(encoded, start):
+            if not ids:
+                raise InputError(f"text {row} has no tokens", where, "remove the row, or set data.min_words=1")
+            token_ids.append(ids[:max_tokens])
+    return token_ids
 
 
 def make_batch(

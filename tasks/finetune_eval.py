@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.filters import kept_texts
-from gradmm_core.finetune_eval import HeldOut, summarise
-from gradmm_core.finetune_eval import finetune_eval as evaluate
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
-from gradmm_core.template import ResponseTemplate
-from tasks.finetuning import finetuning_of, synthetic_examples, tokenised
+from gradmm_core.wording import ResponseTemplate
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task
 
 
@@ -25,6 +22,11 @@ def finetune_eval(
     settings: FinetuneEvalSettings,
 ) -> Outcome:
     """Accuracy before fine-tuning, on the synthetic texts, and on as many real ones."""
+    # Late, see tasks/stage.py.
+    from gradmm_core.finetune_eval import HeldOut, summarise
+    from gradmm_core.finetune_eval import finetune_eval as evaluate
+    from tasks.finetuning import finetuning_of, synthetic_examples, tokenised
+
     finetuning = finetuning_of(context, model, wording, settings)
     frame = evaluate(
         finetuning,

@@ -6,9 +6,10 @@ import pandas as pd
 
 from gradmm_core.filters import token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
-from gradmm_core.template import ResponseTemplate, tokenise_texts
+from gradmm_core.template import tokenise_texts
+from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model, read_split
 from tasks.stage import RunContext, SplitReference
 

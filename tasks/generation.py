@@ -5,12 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from gradmm_core.artifacts import StageArtifact
-from gradmm_core.generation import Shard, generate, generation_figures
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import ClassSettings, GenerationSettings, TargetGradientSettings
-from gradmm_core.template import ResponseTemplate
+from gradmm_core.shards import Shard
+from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model
-from tasks.matched_target import matched_target
 from tasks.stage import Outcome, RunContext, stage_task
 
 
@@ -30,6 +29,10 @@ def generation_shard(
     seed: int,
 ) -> Outcome:
     """Some of one class's texts."""
+    # Late, see tasks/stage.py.
+    from gradmm_core.generation import generate, generation_figures
+    from tasks.matched_target import matched_target
+
     attention = None if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
     matched, where = matched_target(
@@ -54,5 +57,7 @@ def generation_shard(
 @stage_task("generation")
 def generation(context: RunContext, shards: list[StageArtifact]) -> Outcome:
     """All shards' texts together."""
+    from gradmm_core.generation import generation_figures
+
     texts = pd.concat([shard.read() for shard in shards], ignore_index=True)
     return texts, generation_figures(texts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
 from prefect import task
 from pydantic import BaseModel
 
@@ -12,11 +12,15 @@ from gradmm_core.artifacts import Root
 from gradmm_core.data import LabelledTexts, Splits, load_splits
 from gradmm_core.demo.shared import demo_of
 from gradmm_core.errors import InputError
-from gradmm_core.language_model import LanguageModel, ModelReference, load_language_model, resolve_model
+from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.recipe import Recipe
 from gradmm_core.settings import DataSettings, ModelSettings
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+from gradmm_core.wording import ResponseTemplate
 from tasks.stage import RunContext, SplitReference
+
+if TYPE_CHECKING:
+    from gradmm_core.language_model import LanguageModel
+    from gradmm_core.template import TokenisedTemplate
 
 #: Stands for the embedded corpus in `data.path`, and for the embedded model in `model.name`.
 DEMO = "builtin:demo"
@@ -79,6 +83,12 @@ def read_model(
     context: RunContext, model: ModelReference, wording: ResponseTemplate, attention: str | None = None
 ) -> tuple[LanguageModel, TokenisedTemplate]:
     """The frozen model, on the run's device and threads, and the template in its tokens."""
+    # Late, see tasks/stage.py.
+    import torch
+
+    from gradmm_core.language_model import load_language_model
+    from gradmm_core.template import tokenise_template
+
     if context.threads:
         torch.set_num_threads(context.threads)
     language_model = load_language_model(model, context.device, attention)

@@ -6,13 +6,10 @@ from statistics import fmean
 
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.filters import filter_figures, kept_texts, token_lists
-from gradmm_core.language_model import ModelReference
-from gradmm_core.loss_selection import select_by_loss
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import LossSelectionSettings, TargetGradientSettings
-from gradmm_core.target_set import TargetSet, target_set
-from gradmm_core.template import ResponseTemplate
+from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model
-from tasks.matched_target import matched_target
 from tasks.stage import Outcome, RunContext, stage_task
 
 
@@ -32,6 +29,11 @@ def loss_selection(
 
     The figures give the matching loss of the whole set, before and after, where it has a closed form.
     """
+    # Late, see tasks/stage.py.
+    from gradmm_core.loss_selection import select_by_loss
+    from gradmm_core.target_set import TargetSet, target_set
+    from tasks.matched_target import matched_target
+
     candidates = kept_texts(texts.read())
     if matching.matching != "head":
         ranked = select_by_loss(candidates, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gradmm_core.canary_release import audit_release
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import MechanismAuditSettings
 from tasks.stage import Outcome, RunContext, stage_task
@@ -17,6 +16,9 @@ def mechanism_audit(
     Raises:
         RuntimeError: if it leaks more than it claims.
     """
+    # Late, see tasks/stage.py.
+    from gradmm_core.canary_release import audit_release
+
     found = audit_release(mechanism, settings, seed)
     if not found.passes:
         raise RuntimeError(

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gradmm_core.artifacts import StageArtifact
-from gradmm_core.classification import score
 from gradmm_core.filters import kept_texts
-from gradmm_core.language_model import ModelReference
-from gradmm_core.mia_audit import mia_audit as audit
-from gradmm_core.mia_audit import summarise
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings, MiaAuditSettings
-from gradmm_core.template import ResponseTemplate
-from tasks.finetuning import finetuning_of, synthetic_examples, tokenised
+from gradmm_core.wording import ResponseTemplate
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task
 
 #: Records of each kind that losses are computed for, as a multiple of what one run of the attack uses.
@@ -39,6 +35,12 @@ def mia_audit(
     Members are the train rows. Non-members have to come from the same source, and in some data sets the test
     split does not: they are the validation rows.
     """
+    # Late, see tasks/stage.py.
+    from gradmm_core.classification import score
+    from gradmm_core.mia_audit import mia_audit as audit
+    from gradmm_core.mia_audit import summarise
+    from tasks.finetuning import finetuning_of, synthetic_examples, tokenised
+
     trainer = finetuning_of(context, model, wording, finetuning)
     examples = synthetic_examples(kept_texts(texts.read()))
     tuned = trainer.finetune(examples, learning_rate, finetuning.seeds[0], "fine-tune for the audit")

@@ -1,4 +1,8 @@
-"""What all stages share: a cache key of digests, a Parquet with its own record, a Prefect task around both."""
+"""What all stages share: a cache key of digests, a Parquet with its own record, a Prefect task around both.
+
+What a stage computes with is imported inside of its function: torch, scipy and scikit-learn take seconds, which a
+run whose stages are all cached does not have to spend.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ from prefect.context import TaskRunContext
 from pydantic import BaseModel
 
 from gradmm_core.artifacts import Root, StageArtifact
-from gradmm_core.language_model import ModelReference
 from gradmm_core.location import Location
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import DataSettings, Settings
 from tasks.stages import STAGES
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradmm_core.artifacts import StageArtifact
-from gradmm_core.language_model import ModelReference
 from gradmm_core.ledger import Ledger, Release, release_of
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_gradient import TargetSums, target_sums
-from gradmm_core.target_space import from_table
-from gradmm_core.target_table import to_table
-from gradmm_core.template import ResponseTemplate
-from gradmm_core.unfinished_sums import UnfinishedSums
+from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model, read_split
 from tasks.stage import Publication, RunContext, SplitReference, stage_key, stage_task
+
+if TYPE_CHECKING:
+    from gradmm_core.target_gradient import TargetSums
 
 STAGE = "target_gradient"
 
@@ -37,6 +36,11 @@ def target_gradient(
     A private target is charged to the ledger before its noise is drawn. One that is there already is taken,
     whether or not Prefect remembers it: drawing again would be another release.
     """
+    # Late, see tasks/stage.py.
+    from gradmm_core.target_gradient import target_sums
+    from gradmm_core.target_space import from_table
+    from gradmm_core.unfinished_sums import UnfinishedSums
+
     ledger = ledger_of(context) if mechanism and mechanism.safe else None
     if ledger and (made := _already_released(ledger, context, publication)):
         return made
@@ -120,6 +124,8 @@ def _already_released(ledger: Ledger, context: RunContext, publication: Publicat
 
 
 def _publish(sums: TargetSums, mechanism: GaussianMechanism | None, publication: Publication) -> StageArtifact:
+    from gradmm_core.target_table import to_table
+
     values = sums.release(mechanism)
     figures = {
         "records": {str(label): count for label, count in sums.records.items()},

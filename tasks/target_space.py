@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_space import PublicStatistics, make_target_space, public_texts, to_table
-from gradmm_core.template import ResponseTemplate
+from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model
 from tasks.stage import Outcome, RunContext, stage_task
 
@@ -22,6 +21,9 @@ def target_space(
     clipping_norm: float,
 ) -> Outcome:
     """The basis and the centres, and what public text lets one expect of a private target."""
+    # Late, see tasks/stage.py.
+    from gradmm_core.target_space import PublicStatistics, make_target_space, public_texts, to_table
+
     language_model, template = read_model(context, model, wording)
     texts = public_texts(language_model, template, instructions, settings)
     space, statistics = make_target_space(language_model, template, texts, settings, clipping_norm)

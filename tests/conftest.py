@@ -16,9 +16,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from gradmm_core.language_model import LanguageModel, ModelReference, resolve_model
+from gradmm_core.language_model import LanguageModel
+from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.settings import ModelSettings
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+from gradmm_core.template import TokenisedTemplate, tokenise_template
+from gradmm_core.wording import ResponseTemplate
 
 # The models of most tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)

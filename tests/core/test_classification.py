@@ -12,13 +12,8 @@ from torch import Tensor
 
 from gradmm_core.classification import class_logits, predict, response_logits, response_losses, score
 from gradmm_core.language_model import LanguageModel
-from gradmm_core.template import (
-    ResponseTemplate,
-    TokenisedTemplate,
-    make_batch,
-    tokenise_template,
-    tokenise_texts,
-)
+from gradmm_core.template import TokenisedTemplate, make_batch, tokenise_template, tokenise_texts
+from gradmm_core.wording import ResponseTemplate
 from tests.conftest import tiny_language_model
 
 TEXTS = [

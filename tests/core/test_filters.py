@@ -17,7 +17,8 @@ from gradmm_core.language_model import LanguageModel
 from gradmm_core.loss_selection import select_by_loss
 from gradmm_core.settings import CategoryBalanceSettings, Exemplar, LabelFilterSettings, LossSelectionSettings
 from gradmm_core.target_set import TargetSet
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate
+from gradmm_core.template import TokenisedTemplate
+from gradmm_core.wording import ResponseTemplate
 
 losses = st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=12)
 

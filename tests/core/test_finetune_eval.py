@@ -27,9 +27,11 @@ from gradmm_core.finetune_eval import (
     finetune_eval,
     summarise,
 )
-from gradmm_core.language_model import ModelReference, load_language_model, resolve_model
+from gradmm_core.language_model import load_language_model
+from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.settings import FinetuneEvalSettings, ModelSettings
-from gradmm_core.template import ResponseTemplate, tokenise_template, tokenise_texts
+from gradmm_core.template import tokenise_template, tokenise_texts
+from gradmm_core.wording import ResponseTemplate
 from tests.conftest import tiny_language_model
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradmm_core.generation import Shard, generate, generation_figures, plan_shards
+from gradmm_core.generation import generate, generation_figures
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.readable import Readable
@@ -17,6 +17,7 @@ from gradmm_core.settings import (
     SearchSettings,
     TargetGradientSettings,
 )
+from gradmm_core.shards import Shard, plan_shards
 from gradmm_core.target_space import FULL
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 

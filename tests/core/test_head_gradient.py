@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
-from gradmm_core.template import ResponseTemplate, head_gradients, make_batch, tokenise_template
+from gradmm_core.template import head_gradients, make_batch, tokenise_template
+from gradmm_core.wording import ResponseTemplate
 from tests.conftest import tiny_language_model
 
 FAMILIES = {

@@ -7,13 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradmm_core.errors import InputError
-from gradmm_core.language_model import (
-    LanguageModel,
-    ModelReference,
-    check_model,
-    load_language_model,
-    resolve_model,
-)
+from gradmm_core.language_model import LanguageModel, check_model, load_language_model
+from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.settings import ModelSettings
 from tests.conftest import tiny_language_model
 

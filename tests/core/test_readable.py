@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.readable import Readable
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate, tokenise_template
+from gradmm_core.template import TokenisedTemplate, tokenise_template
+from gradmm_core.wording import ResponseTemplate
 
 WORDS = ["it", "It", "IT", "was", "Was", "good", "bad", "soup", "the", "spit", "goods"]
 

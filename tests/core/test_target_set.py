@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.target_set import TargetSet, target_set
 from gradmm_core.target_space import FULL, TargetSpace, label_rows
-from gradmm_core.template import ResponseTemplate, head_gradients, make_batch, tokenise_template
+from gradmm_core.template import head_gradients, make_batch, tokenise_template
+from gradmm_core.wording import ResponseTemplate
 
 SENTENCES = ["the soup was warm and fresh", "late", "a quiet room", "never again : cold coffee", "rude staff !"]
 

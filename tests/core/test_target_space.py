@@ -25,8 +25,9 @@ from gradmm_core.target_space import (
     public_texts,
     to_table,
 )
-from gradmm_core.template import ResponseTemplate, TokenisedTemplate, head_gradients, make_batch, tokenise_template
+from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch, tokenise_template
 from gradmm_core.vocabulary import allowed_tokens
+from gradmm_core.wording import ResponseTemplate
 
 VOCAB, WIDTH, RESPONSE = 7, 5, 3
 INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
+from gradmm_core import template as template_module
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
-from gradmm_core.template import (
-    ResponseTemplate,
-    TokenisedTemplate,
-    length_bucketed,
-    make_batch,
-    tokenise_template,
-    tokenise_texts,
-)
+from gradmm_core.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_template, tokenise_texts
+from gradmm_core.wording import ResponseTemplate
 
 
 def test_example_is_text_suffix_and_verbaliser(phi: LanguageModel, template: TokenisedTemplate) -> None:
@@ -42,6 +40,38 @@ def test_texts_are_cut_and_a_text_of_zero_tokens_is_refused(phi: LanguageModel) 
     ]
     with pytest.raises(InputError, match="train: text 1 has no tokens; remove the row"):
         tokenise_texts(phi.tokenizer, ["fine", ""], 64, "train")
+
+
+class CountedTokenizer:
+    """Counts the texts that are with the tokenizer, or in an answer of it that somebody still holds."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._held = self.most = 0
+
+    def __call__(self, texts: list[str], **options: bool) -> BatchEncoding:
+        answer = self._tokenizer(texts, **options)
+        self._held += len(texts)
+        self.most = max(self.most, self._held)
+        weakref.finalize(answer, self._let_go, len(texts))
+        return answer
+
+    def _let_go(self, texts: int) -> None:
+        self._held -= texts
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 13])
+def test_few_texts_are_with_the_tokenizer_at_once(
+    phi: LanguageModel, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_module, "TEXTS_AT_ONCE", 4)
+    texts = [f"{'good ' * (i % 3)}soup {i}" for i in range(count)]
+    tokenizer = CountedTokenizer(phi.tokenizer)
+    assert tokenise_texts(tokenizer, texts, 3, "train") == [phi.encode(text)[:3] for text in texts]
+    # While one part is being tokenised, the answer to the one before may still be there.
+    assert tokenizer.most <= 8
+    with pytest.raises(InputError, match=f"train: text {count} has no tokens"):
+        tokenise_texts(tokenizer, [*texts, "", "fine"], 3, "train")
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=40), batch_size=st.integers(1, 9))

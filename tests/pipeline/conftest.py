@@ -10,7 +10,7 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.recipe import Recipe, validate_recipe
 
 #: Those that every run has, private or not.

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gradmm_core.artifacts import Root
-from gradmm_core.generation import Shard
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import DataSettings, GenerationSettings, LossSelectionSettings, TargetGradientSettings
+from gradmm_core.shards import Shard
 from tasks.stage import RunContext, SplitReference, StageCache, stage_key
 
 MODEL = ModelReference(name="a/b", revision="c0ffee", digest="c0ffee", dtype="float32", trust_remote_code=False)

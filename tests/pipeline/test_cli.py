@@ -22,7 +22,7 @@ from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
 from deployments.cli import main
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.run_record import RunRecord
 from tests.pipeline.conftest import tiny_recipe_values
 

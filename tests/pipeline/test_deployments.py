@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from deployments.cli import main
 from deployments.serve import CRASH_AUTOMATION, keep_crash_automation
 from gradmm_core.artifacts import StageArtifact
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.run_record import RunRecord
 from tests.pipeline.browser import browse, eventually, needs_chromium, pixels_of_plots
 from tests.pipeline.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values

@@ -15,7 +15,7 @@ import yaml
 
 from deployments.history import ABSENT, Difference, PastRun, differences, find_run, past_runs
 from gradmm_core.errors import InputError
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.run_record import RunRecord
 from tests.pipeline.conftest import tiny_recipe_values
 from tests.pipeline.test_cli import gradmm

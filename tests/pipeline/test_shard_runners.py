@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from pydantic import ValidationError
@@ -61,7 +62,9 @@ def test_every_runner_makes_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_on_ray_too_with_nothing_shared_but_an_object_store(tiny_recipe: Callable[..., Recipe], in_process: Path) -> None:
+def test_on_ray_too_with_nothing_shared_but_an_object_store(
+    tiny_recipe: Callable[..., Recipe], in_process: Path
+) -> None:
     expected = run(tiny_recipe(), in_process)
     with object_store():
         root = new_bucket("shared") / "team"
@@ -170,9 +173,9 @@ def test_settings_that_contradict_each_other_are_refused(values: dict, problem: 
 
 def test_processes_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
-    monkeypatch.setattr(shard_runners.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(shard_runners.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(shard_runners.torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     runner = shard_runners.task_runner(ExecutionSettings(runner="processes"))
     assert runner._max_workers == 2  # pyright: ignore[reportAttributeAccessIssue]
     for _ in range(3):
@@ -187,8 +190,8 @@ def test_a_ray_worker_asks_for_a_gpu_only_where_it_needs_one(monkeypatch: pytest
         with shard_runners._one_gpu(ExecutionSettings.model_validate({"runner": runner}), device):
             return RemoteOptionsContext.get().current_remote_options
 
-    monkeypatch.setattr(shard_runners.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert asked("ray", "auto") == asked("ray", "cpu") == asked("dask", "cuda") == {}
     assert asked("ray", "cuda:0") == {"num_gpus": 1}
-    monkeypatch.setattr(shard_runners.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert asked("ray", "auto") == {"num_gpus": 1}

@@ -68,7 +68,10 @@ def test_the_digest_sees_code_but_not_comments(tmp_path: Path) -> None:
 
 def test_every_module_that_a_stage_imports_counts_for_it() -> None:
     """Directly imported modules are listed, or are known to decide no result."""
-    plumbing = {f"gradmm_core.{name}" for name in ("errors", "settings", "artifacts", "recipe", "demo", "ledger")}
+    plumbing = {
+        f"gradmm_core.{name}"
+        for name in ("errors", "settings", "artifacts", "location", "recipe", "demo", "ledger")
+    }
     for name, stage in STAGES.items():
         for module in stage.modules:
             imported = {
