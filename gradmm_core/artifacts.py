@@ -7,7 +7,8 @@
     <root>/plots/                           the plots of Prefect's pages; deleting them loses nothing
 
 The root is a folder, or a URL of an object store (`location`). Files are published whole or not at all: written
-beside their place under a temporary name, then renamed; an object's write is atomic by itself.
+beside their place under a temporary name, then renamed; an object's write is atomic by itself. A store also holds
+`.probe`, by which it has shown that it can be used, and in a run's folder `taken`, by which the run got it.
 """
 
 from __future__ import annotations

@@ -254,6 +254,7 @@ def test_missing_credentials_and_a_server_that_is_not_there_are_told(
 ) -> None:
     new_bucket("closed")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for change, told in (
         (lambda: monkeypatch.delenv("AWS_ACCESS_KEY_ID"), "Unable to locate credentials"),
         (lambda: monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test"), None),
