@@ -11,7 +11,7 @@ for a model in training too. The head is applied where the response is predicted
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,22 +66,28 @@ def class_logits(
     Returns:
         A row per text, in their order, and a column per class in the order of `template.labels`; on the CPU.
     """
-    # One response token is enough to know where the response begins.
-    first_token_only = dataclasses.replace(
-        template,
-        prefix=(*template.prefix, *context),
-        responses={label: response[:1] for label, response in template.responses.items()},
-    )
-    any_label = template.labels[0]
     logits = torch.empty(len(texts), len(template.labels), dtype=language_model.head_dtype)
-    for rows in length_bucketed([len(text) for text in texts], batch_size):
-        batch = make_batch(
-            first_token_only, [texts[i] for i in rows], [any_label] * len(rows), language_model.device
-        )
-        hidden = language_model.hidden_states(input_ids=batch.input_ids)
-        response_hidden = response_hidden_states(hidden, batch.positions)[:, 0]
-        logits[rows] = _head_logits(language_model, response_hidden, template.first_tokens).cpu()
+    for rows, states in _answer_states(language_model, template, texts, batch_size, context):
+        logits[rows] = _head_logits(language_model, states, template.first_tokens).cpu()
     return logits
+
+
+@torch.no_grad()
+def text_embeddings(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    batch_size: int,
+) -> Float[Tensor, "texts hidden"]:
+    """The last hidden state after the suffix: all that the model knows of a text when it names its class.
+
+    A row per text, in their order, in the head's dtype, on the CPU.
+    """
+    width = language_model.model.get_output_embeddings().weight.shape[1]
+    embeddings = torch.empty(len(texts), width, dtype=language_model.head_dtype)
+    for rows, states in _answer_states(language_model, template, texts, batch_size):
+        embeddings[rows] = states.to(embeddings)
+    return embeddings
 
 
 def predict(
@@ -127,6 +133,29 @@ def response_losses(logits: Float[Tensor, "batch response vocab"], batch: Batch)
     """Mean cross-entropy (nats) over each example's own response tokens."""
     token_losses = nn.functional.cross_entropy(logits.mT, batch.response_ids, reduction="none")
     return (token_losses * batch.response_mask).sum(dim=1) / batch.response_mask.sum(dim=1)
+
+
+def _answer_states(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    batch_size: int,
+    context: Sequence[int] = (),
+) -> Iterator[tuple[list[int], Float[Tensor, "batch hidden"]]]:
+    """The last hidden state after text + suffix, for some rows at a time."""
+    # One response token is enough to know where the response begins.
+    first_token_only = dataclasses.replace(
+        template,
+        prefix=(*template.prefix, *context),
+        responses={label: response[:1] for label, response in template.responses.items()},
+    )
+    any_label = template.labels[0]
+    for rows in length_bucketed([len(text) for text in texts], batch_size):
+        batch = make_batch(
+            first_token_only, [texts[i] for i in rows], [any_label] * len(rows), language_model.device
+        )
+        hidden = language_model.hidden_states(input_ids=batch.input_ids)
+        yield rows, response_hidden_states(hidden, batch.positions)[:, 0]
 
 
 def _head_logits(

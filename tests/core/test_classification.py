@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradmm_core.classification import class_logits, predict, response_logits, response_losses, score
+from gradmm_core.classification import (
+    class_logits,
+    predict,
+    response_logits,
+    response_losses,
+    score,
+    text_embeddings,
+)
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.template import TokenisedTemplate, make_batch, tokenise_template, tokenise_texts
 from gradmm_core.wording import ResponseTemplate
@@ -71,6 +78,21 @@ def test_class_logits_are_the_models_own_after_the_suffix_in_the_order_of_the_te
     torch.testing.assert_close(actual, expected, **ROUNDING)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_text_embeddings_are_the_last_hidden_states_after_the_suffix(
+    model: LanguageModel, batch_size: int
+) -> None:
+    template = tokenised(model)
+    expected = []
+    for text in texts_of(model):
+        ids = torch.tensor([[0, *text, *template.suffix]])
+        with torch.no_grad():
+            expected.append(model.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, -1])
+    actual = text_embeddings(model, template, texts_of(model), batch_size)
+    torch.testing.assert_close(actual, torch.stack(expected), **ROUNDING)
+    assert not actual.requires_grad
+
+
 @given(order=st.permutations(range(len(TEXTS))), batch_size=st.integers(1, 6))
 @settings(max_examples=20, deadline=None)
 def test_scores_do_not_depend_on_the_company_a_text_is_in(
@@ -118,6 +140,7 @@ def test_predict_names_the_label_of_the_likeliest_class_and_its_probability(phi:
 def test_no_texts_give_no_rows(phi: LanguageModel) -> None:
     template = tokenised(phi)
     assert class_logits(phi, template, [], 4).shape == (0, 2)
+    assert text_embeddings(phi, template, [], 4).shape == (0, 32)
     assert predict(phi, template, [], 4).labels == []
     assert score(phi, template, [], [], 4).losses.shape == (0,)
 
