@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.target_spaces import Bench, Records, add_arguments, bench_of
@@ -32,6 +30,7 @@ from gradmm_core.classification import class_logits
 from gradmm_core.filters import text_figures, token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.generation import generate
+from gradmm_core.intervals import mean_over_seeds
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.model_reference import resolve_model
 from gradmm_core.privacy import GaussianMechanism
@@ -289,12 +288,9 @@ def _cell(name: str, rows: pd.DataFrame) -> str:
 
 
 def mean_and_interval(values: pd.Series, digits: int) -> str:
-    """With half a 95% interval (t) behind it, where there are three values or more."""
-    values = values.dropna()
-    if len(values) < 3:  # of two it would say nothing
-        return _mean(values, digits)
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std() / math.sqrt(len(values))
-    return f"{_mean(values, digits)} ± {half:.{digits}f}"
+    """With half a 95% interval (t) behind it, where there are enough values."""
+    values = values.dropna().astype(float)
+    return mean_over_seeds(values.tolist()).text(digits) if len(values) else ""
 
 
 def _mean(values: pd.Series, digits: int) -> str:
