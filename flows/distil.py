@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from tasks.category_balance import category_balance as category_balance_stage
 from tasks.finetune_eval import finetune_eval as finetune_eval_stage
 from tasks.generation import generation as generation_stage
 from tasks.generation import generation_shard
-from tasks.inputs import dataset_fingerprint, demo_material, model_fingerprint
+from tasks.inputs import DataReference, dataset_fingerprint, demo_material, model_fingerprint
 from tasks.label_filter import label_filter as label_filter_stage
 from tasks.loss_selection import loss_selection as loss_selection_stage
 from tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
@@ -115,6 +116,14 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
     root = Root(path=root_path.expanduser().resolve())
     root.prepare()
     asked, recipe = recipe, demo_material(recipe, root)
+    runs = stage_runs(asked, recipe, root, force)
+    aim = release_target(runs, recipe)
+    balanced = synthetic_texts(runs, recipe, aim)
+    return measure_texts(runs, asked, recipe, aim, balanced, began, clock)
+
+
+def stage_runs(asked: Recipe, recipe: Recipe, root: Root, force: Sequence[str] = ()) -> StageRuns:
+    """Runs stages of a recipe; `asked` is the recipe before the demo's folders were put in."""
     context = RunContext(
         root=root,
         recipe=recipe.name,
@@ -128,7 +137,24 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         ledger=asked.ledger,
     )
     ui = UiArtifacts(recipe, root)
-    runs = StageRuns(context, ui)
+    return StageRuns(context, ui)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What synthetic texts are to match, and all that it was made of."""
+
+    model: ModelReference
+    wording: ResponseTemplate
+    mechanism: GaussianMechanism | None
+    space: StageArtifact | None
+    data: DataReference
+    target: StageArtifact
+
+
+def release_target(runs: StageRuns, recipe: Recipe) -> Aim:
+    """The target, charged to the ledger and audited in a private run. The first that reads the data."""
+    context = runs.context
     model = model_fingerprint(recipe.model)
     wording = response_template(recipe)
     mechanism = gaussian_mechanism(recipe.privacy)
@@ -149,9 +175,20 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
     target = runs.run(target_gradient_stage, train=data.train, **making)
     if mechanism and mechanism.safe:
         check_charged(context, target)
+    return Aim(model, wording, mechanism, space, data, target)
+
+
+def synthetic_texts(runs: StageRuns, recipe: Recipe, aim: Aim) -> StageArtifact:
+    """Texts that match the aim, as the recipe has them generated and filtered."""
+    return filtered_texts(runs, recipe, aim, generated_texts(runs, recipe, aim))
+
+
+def generated_texts(runs: StageRuns, recipe: Recipe, aim: Aim) -> StageArtifact:
+    """Texts that match the aim, before any filter."""
+    context, model, wording, space, target = runs.context, aim.model, aim.wording, aim.space, aim.target
     shards = plan_shards(list(context.labels), recipe.generation.per_class, recipe.generation.shard_size)
     categories = {c.label: c for c in recipe.classes}
-    generated = runs.run_sharded(
+    return runs.run_sharded(
         generation_shard,
         generation_stage,
         [
@@ -172,6 +209,11 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         ],
         recipe.execution,
     )
+
+
+def filtered_texts(runs: StageRuns, recipe: Recipe, aim: Aim, generated: StageArtifact) -> StageArtifact:
+    """What all filters leave."""
+    context, model, wording, space, target = runs.context, aim.model, aim.wording, aim.space, aim.target
     of_their_class = runs.run(
         label_filter_stage, texts=generated, model=model, wording=wording, settings=recipe.label_filter
     )
@@ -186,7 +228,21 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         matching=recipe.target_gradient,
         settings=recipe.loss_selection,
     )
-    balanced = runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
+    return runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
+
+
+def measure_texts(
+    runs: StageRuns,
+    asked: Recipe,
+    recipe: Recipe,
+    aim: Aim,
+    balanced: StageArtifact,
+    began: datetime,
+    clock: float,
+) -> RunRecord:
+    """What the texts are worth and what they give away; and the run's folder."""
+    context, ui, root = runs.context, runs.ui, runs.context.root
+    model, wording, mechanism, data = aim.model, aim.wording, aim.mechanism, aim.data
     evaluation = runs.run(
         finetune_eval_stage,
         texts=balanced,
