@@ -1,0 +1,117 @@
+"""The recipes of a comparison's arms: how each way of writing differs from the recipe's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradmm_core.arms import ARMS, SIZES
+from gradmm_core.errors import InputError
+from gradmm_core.privacy import gaussian_mechanism
+from gradmm_core.recipe import Recipe, merged_settings, validate_recipe
+from gradmm_core.settings import ClassSettings
+
+
+def with_epsilon(recipe: Recipe, epsilon: float) -> Recipe:
+    """The recipe under a guarantee.
+
+    Raises:
+        InputError: if it cannot have that one.
+    """
+    values = recipe.model_dump(mode="json")
+    return validate_recipe(merged_settings(values, {"privacy": {"epsilon": epsilon}}), where="--epsilon")
+
+
+def zero_shot(recipe: Recipe) -> Recipe:
+    """The recipe with one text written for each example and nothing but the label filter to choose among them."""
+    generation = _with_search(recipe, draws=1).generation
+    selection = {"per_class": generation.per_class, "by": "text"}
+    return recipe.model_copy(
+        update={
+            "generation": generation,
+            "loss_selection": recipe.loss_selection.model_copy(update=selection),
+            "category_balance": recipe.category_balance.model_copy(update={"enabled": False}),
+        }
+    )
+
+
+def few_shot(recipe: Recipe) -> Recipe:
+    """`zero_shot`, written after the instruction and the label filter's public examples of the class.
+
+    Raises:
+        InputError: if a class has no such example.
+    """
+    classes = tuple(_with_examples(category, recipe) for category in recipe.classes)
+    return zero_shot(recipe).model_copy(update={"classes": classes})
+
+
+def rerank(recipe: Recipe, draws: int) -> Recipe:
+    """The recipe with the best matching of so many written texts for each example, and no word changed."""
+    return _with_search(recipe, draws)
+
+
+def equal_draws(passes: float, one_draw: float, two_draws: float) -> int:
+    """Draws that cost as much as `passes`, by what one and two of them cost; at least one."""
+    return max(1, 1 + round((passes - one_draw) / (two_draws - one_draw)))
+
+
+def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float]) -> None:
+    """Refuses what could only fail later.
+
+    Raises:
+        InputError: for sizes that the recipe cannot fill, arms that it does not have, and the like.
+    """
+    for name in arms:
+        if name not in ARMS:
+            raise InputError(f"no arm {name!r}", "--arms", f"choose from {', '.join(ARMS)}")
+    _check_sizes(recipe, sizes)
+    if "few-shot" in arms:
+        few_shot(recipe)
+    for epsilon in epsilons:
+        gaussian_mechanism(with_epsilon(recipe, epsilon).privacy)
+
+
+def sizes_of(recipe: Recipe) -> tuple[int, ...]:
+    """The paper's sizes, as far as the recipe can fill them."""
+    classes = len(recipe.classes)
+    return tuple(size for size in SIZES if classes <= size <= classes * recipe.loss_selection.per_class)
+
+
+def _check_sizes(recipe: Recipe, sizes: Sequence[int]) -> None:
+    """Refuses sizes that the recipe's texts cannot fill.
+
+    Raises:
+        InputError: for a size with a class left empty, or of more texts than the filters let through.
+    """
+    classes, most = len(recipe.classes), recipe.loss_selection.per_class
+    if not sizes:
+        raise InputError("none that the recipe can fill", "--sizes", "name some")
+    for size in sizes:
+        if size < classes:
+            raise InputError(f"{size} texts leave one of {classes} classes empty", "--sizes", "ask for more")
+        if size > classes * most:
+            raise InputError(
+                f"{size} texts of {classes} classes are more than loss_selection.per_class={most} allows",
+                "--sizes",
+                "ask for fewer, or raise it and generation.per_class with --set",
+            )
+
+
+def _with_search(recipe: Recipe, draws: int) -> Recipe:
+    search = recipe.generation.search.model_copy(update={"draws": draws, "rounds": 0, "fluency": 0.0})
+    generation = recipe.generation.model_copy(update={"method": "search", "search": search})
+    return recipe.model_copy(update={"generation": generation})
+
+
+def _with_examples(category: ClassSettings, recipe: Recipe) -> ClassSettings:
+    """Each example as the instruction's own sentences stand: with the line ends that it ends with."""
+    texts = [example.text for example in recipe.label_filter.exemplars if example.label == category.label]
+    if not texts:
+        raise InputError(
+            f"none has the label {category.label}, and the arm few-shot shows some of each class",
+            "label_filter.exemplars",
+            "write some, or leave the arm out with --arms",
+        )
+    instruction = category.instruction
+    line_ends = instruction[len(instruction.rstrip("\n")) :] or "\n"
+    shown = "".join(text + line_ends for text in texts)
+    return category.model_copy(update={"instruction": instruction.rstrip("\n") + line_ends + shown})
