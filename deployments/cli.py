@@ -28,6 +28,7 @@ ENVIRONMENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, err
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, 2 for what the user can mend (said in one line), or 1 for what we must."""
     options = _parser().parse_args(arguments)
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return options.command(options)
     except InputError as error:
@@ -58,6 +59,20 @@ def _parser() -> argparse.ArgumentParser:
                      help="run this stage even if it is cached (repeatable)")  # fmt: skip
     run.add_argument("--verbose", action="store_true", help="show Prefect's log too")
     run.set_defaults(command=_run)
+
+    compare = commands.add_parser("compare", help="hold a recipe's texts against baselines, at several sizes")
+    _add_recipe(compare)
+    _add_root(compare)
+    compare.add_argument(
+        "--sizes", type=int, nargs="+", metavar="N", help="texts in all (default: 5 10 20 50 100)"
+    )
+    compare.add_argument("--seeds", type=int, nargs="+", metavar="SEED",
+                         help="of fine-tuning (default: the recipe's finetune_eval.seeds)")  # fmt: skip
+    compare.add_argument("--arms", nargs="+", metavar="ARM", help="what to hold them against (default: all)")
+    compare.add_argument("--epsilon", type=float, nargs="+", default=[], metavar="EPSILON",
+                         help="with these guarantees too; each is one more release from the data")  # fmt: skip
+    compare.add_argument("--verbose", action="store_true", help="show Prefect's log too")
+    compare.set_defaults(command=_compare)
 
     serve = commands.add_parser("serve", help="serve recipes as Prefect deployments")
     serve.add_argument("recipes", nargs="*", metavar="RECIPE",
@@ -174,6 +189,33 @@ def _run(options: argparse.Namespace) -> int:
         with _progress_on_stderr():
             record: RunRecord = distil(**blocks, root=str(options.root), force=tuple(options.force))  # pyright: ignore
     print_summary(record, Root(path=options.root))
+    return OK
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from gradmm_core.arm_recipes import check_plan, sizes_of
+    from gradmm_core.arms import ARMS
+    from gradmm_core.artifacts import Root
+
+    if options.seeds:
+        options.overrides = [*options.overrides, f"finetune_eval.seeds={list(dict.fromkeys(options.seeds))}"]
+    recipe = _recipe(options.recipe, options)
+    plan = {
+        "sizes": tuple(options.sizes or sizes_of(recipe)),
+        "arms": tuple(options.arms or ARMS),
+        "epsilons": tuple(options.epsilon),
+    }
+    check_plan(recipe, **plan)
+    Root(path=options.root).prepare()  # before Prefect takes its seconds to start
+    _configure_prefect(options.verbose)
+
+    from flows.compare import compare
+    from gradmm_core.compare_record import CompareRecord, comparison_page
+
+    with _progress_on_stderr():
+        record: CompareRecord = compare(recipe, root=options.root, **plan, command=("gradmm", *options.arguments))  # pyright: ignore
+    print(comparison_page(record))
+    print(f"tables and picture: {Root(path=options.root).runs / record.run_id}")
     return OK
 
 

@@ -32,10 +32,23 @@ WHAT = {
     "finetune_eval": "Fine-tunes the model on the texts that are left, and on as many real ones.",
     "mia_audit": "Attacks the model fine-tuned on the texts: can it tell members from others by their loss?",
     "memorisation": "Holds the texts against real ones, and against as many held-out ones for a yardstick.",
+    "coresets": "Selects real rows that stand for all of them: herding and k-center.",
+    "arm_eval": "Fine-tunes the model on one arm of a comparison, at one size and with one seed.",
+    "arm_measures": "Measures how an arm's texts read, and how near they are to real ones.",
+    "compare": "Puts all arms of a comparison in one table.",
 }
 
 #: Stages whose figures are measured on private data. Of these no row is shown, whatever it holds.
-PRIVATE = ("target_gradient", "finetune_eval", "mia_audit", "memorisation")
+PRIVATE = (
+    "target_gradient",
+    "finetune_eval",
+    "mia_audit",
+    "memorisation",
+    "coresets",
+    "arm_eval",
+    "arm_measures",
+    "compare",
+)
 
 PRIVATE_NOTE = "Measured on private data: for your eyes, not for publication."
 

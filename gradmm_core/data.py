@@ -61,6 +61,10 @@ class LabelledTexts:
         """The rows that have this label."""
         return [row for row, other in enumerate(self.labels) if other == label]
 
+    def take(self, rows: Sequence[int]) -> LabelledTexts:
+        """These rows, in this order."""
+        return LabelledTexts(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows))
+
 
 @dataclass(frozen=True)
 class Splits:

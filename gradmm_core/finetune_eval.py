@@ -58,14 +58,19 @@ class Examples:
 
     def sample_classes(self, counts: Mapping[int, int], seed: int) -> Examples:
         """`counts[label]` random rows of each label, or all where the label has fewer."""
-        left = dict(counts)
-        rows = []
-        for row in torch.randperm(len(self), generator=_generator(seed)).tolist():
-            label = self.labels[row]
-            if left.get(label, 0) > 0:
-                left[label] -= 1
-                rows.append(row)
-        return self.take(rows)
+        return self.take(sample_class_rows(self.labels, counts, seed))
+
+
+def sample_class_rows(labels: Sequence[int], counts: Mapping[int, int], seed: int) -> list[int]:
+    """`counts[label]` random rows of each label, or all where the label has fewer. Fewer are the first of more."""
+    left = dict(counts)
+    rows = []
+    for row in torch.randperm(len(labels), generator=_generator(seed)).tolist():
+        label = labels[row]
+        if left.get(label, 0) > 0:
+            left[label] -= 1
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,13 @@ class HeldOut:
 
     validation: Examples
     test: Examples
+
+    def limited(self, settings: FinetuneEvalSettings, seed: int) -> HeldOut:
+        """At most as many random rows of each as the settings allow."""
+        return HeldOut(
+            self.validation.sample(settings.max_validation_rows, seed),
+            self.test.sample(settings.max_test_rows, seed),
+        )
 
 
 @dataclass(frozen=True)
@@ -169,11 +181,7 @@ def finetune_eval(finetuning: Finetuning, synthetic: Examples, train: Examples, 
         One row per arm, seed, learning rate, step and split, with the columns `COLUMNS`.
     """
     settings = finetuning.settings
-    seed = settings.seeds[0]
-    held_out = HeldOut(
-        held_out.validation.sample(settings.max_validation_rows, seed),
-        held_out.test.sample(settings.max_test_rows, seed),
-    )
+    held_out = held_out.limited(settings, settings.seeds[0])
     counts = Counter(synthetic.labels)
     short = {label: n for label, n in Counter(train.labels).items() if n < counts[label]}
     if short:
@@ -219,6 +227,19 @@ def chosen_learning_rate(arm_rows: pd.DataFrame) -> float:
     return _validation_best_first(arm_rows)["learning_rate"].tolist()[0]
 
 
+def accuracies_by_seed(arm_rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each seed, in the rows' order, the test accuracy of two checkpoints at the chosen learning rate.
+
+    Columns `seed`; `accuracy`, of the checkpoint with the best validation accuracy (of equal ones, the lowest
+    validation loss): the honest figure; and `best_on_test`, of the one with the best test accuracy.
+    """
+    rows = arm_rows.loc[arm_rows["learning_rate"] == chosen_learning_rate(arm_rows)]
+    test = rows.loc[rows["split"] == "test"]
+    picked = _validation_best_first(rows).drop_duplicates("seed")[["seed", "step"]]
+    best = test.groupby("seed", sort=False)["accuracy"].max().rename("best_on_test").reset_index()
+    return best.merge(test.merge(picked)[["seed", "accuracy"]])
+
+
 def summarise(frame: pd.DataFrame) -> dict[str, float]:
     """Test accuracies of each arm, from the rows of `finetune_eval`.
 
@@ -235,14 +256,10 @@ def summarise(frame: pd.DataFrame) -> dict[str, float]:
         if arm == "before":
             figures["accuracy_before"] = arm_rows.loc[arm_rows["split"] == "test", "accuracy"].tolist()[0]
             continue
-        learning_rate = chosen_learning_rate(arm_rows)
-        rows = arm_rows.loc[arm_rows["learning_rate"] == learning_rate]
-        test = rows.loc[rows["split"] == "test"]
-        picked = _validation_best_first(rows).drop_duplicates("seed")[["seed", "step"]]
-        figures |= _mean_and_std(f"accuracy_{arm}", test.merge(picked)["accuracy"].tolist())
-        best_on_test = test.groupby("seed")["accuracy"].max().tolist()
-        figures |= _mean_and_std(f"accuracy_{arm}_best_on_test", best_on_test)
-        figures[f"learning_rate_{arm}"] = learning_rate
+        accuracies = accuracies_by_seed(arm_rows)
+        figures |= _mean_and_std(f"accuracy_{arm}", accuracies["accuracy"].tolist())
+        figures |= _mean_and_std(f"accuracy_{arm}_best_on_test", accuracies["best_on_test"].tolist())
+        figures[f"learning_rate_{arm}"] = chosen_learning_rate(arm_rows)
     return figures
 
 

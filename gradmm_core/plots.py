@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from scipy.stats import beta
 
+from gradmm_core.arms import PRODUCT
 from gradmm_core.mia_audit import ROC_RATES
 
 #: Inches. Small, so that ten-point letters can still be read where a phone shrinks the plot to its width.
@@ -215,6 +216,39 @@ def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
     axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     _legend(figure)
     return _described(figure, f"{'; '.join(words)}.")
+
+
+@_styled
+def accuracy_by_size(rows: pd.DataFrame) -> Figure:
+    """Test accuracy of each arm of a comparison by the number of texts, with its interval over seeds.
+
+    Arms of a size that only they have are lines across.
+
+    Args:
+        rows: of the stage `compare`.
+    """
+    counts = rows["size"].value_counts()
+    sizes = sorted(counts[counts > 1].index) or sorted(rows.loc[rows["arm"] == PRODUCT, "size"])
+    figure, axes = _figure("Test accuracy by the number of texts", "texts", "test accuracy")
+    words = []
+    lines = ("-", "--", "-.", ":")
+    for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
+        name, colour = str(arm), _colour(i)
+        shared = of_arm[of_arm["size"].isin(sizes)]
+        if shared.empty:
+            (accuracy,) = of_arm["accuracy"]
+            axes.axhline(accuracy, color=colour, linestyle=(0, (1, 2)), linewidth=1.5, label=_short(name))
+        else:
+            places = [sizes.index(size) + (i - rows["arm"].nunique() / 2) * 0.03 for size in shared["size"]]
+            axes.errorbar(places, shared["accuracy"], shared["accuracy_half_width"].fillna(0.0), color=colour,
+                          linestyle=lines[i % len(lines)], marker="o", markersize=4, linewidth=1.5, elinewidth=1,
+                          label=_short(name))  # fmt: skip
+            accuracy = shared["accuracy"].tolist()[-1]
+        words.append(f"{name} {accuracy:.1%}")
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    _legend(figure)
+    return _described(figure, f"With the most texts: {', '.join(words)}.")
 
 
 @_styled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import TypeVar
 
 from gradmm_core.artifacts import Root, StageArtifact, publish
 from gradmm_core.filters import kept_texts
@@ -11,6 +12,8 @@ from gradmm_core.location import Location, create
 from gradmm_core.release import write_release
 from gradmm_core.report import write_report
 from gradmm_core.run_record import RunRecord
+
+Record = TypeVar("Record", bound=RunRecord)
 
 
 def write_run(
@@ -24,7 +27,7 @@ def write_run(
     Returns:
         The record, with another run id if a run of the same second has taken this one.
     """
-    folder, record = _new_folder(root, record)
+    folder, record = new_folder(root, record)
     kept = kept_texts(texts.read())
     generated = record.stage("generation").read(["loss_history"])
     write_release(folder / "release", record, kept)
@@ -33,7 +36,8 @@ def write_run(
     return record
 
 
-def _new_folder(root: Root, record: RunRecord) -> tuple[Location, RunRecord]:
+def new_folder(root: Root, record: Record) -> tuple[Location, Record]:
+    """Makes the folder of a run, which is taken by nobody else."""
     for attempt in range(1, 1000):
         run_id = record.run_id if attempt == 1 else f"{record.run_id}-{attempt}"
         try:

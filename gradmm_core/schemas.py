@@ -19,6 +19,27 @@ _CLASSIFIED = [*_TEXT, ("predicted", pa.int64()), ("probability", pa.float64())]
 _DECISION = [("kept", pa.bool_()), ("reason", pa.string())]
 _RANKED = [*_CLASSIFIED, ("rank", pa.int64()), *_DECISION]
 
+_EVALUATION = [
+    ("arm", pa.string()),
+    ("seed", pa.int64()),
+    ("learning_rate", pa.float64()),
+    ("step", pa.int64()),
+    ("split", pa.string()),
+    ("accuracy", pa.float64()),
+    ("loss", pa.float64()),
+]
+_READING = [
+    (measure, pa.float64())
+    for measure in (
+        "log_perplexity",
+        "distinct_2",
+        "self_bleu",
+        "frechet_distance",
+        "squared_mmd",
+        "nearest_distance",
+    )
+]
+
 SCHEMAS: dict[str, pa.Schema] = {
     # The rows of the basis (label -1) and of each class's centre.
     "target_space": pa.schema(
@@ -39,17 +60,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "label_filter": pa.schema([*_CLASSIFIED, *_DECISION]),
     "loss_selection": pa.schema(_RANKED),
     "category_balance": pa.schema(_RANKED),
-    "finetune_eval": pa.schema(
-        [
-            ("arm", pa.string()),
-            ("seed", pa.int64()),
-            ("learning_rate", pa.float64()),
-            ("step", pa.int64()),
-            ("split", pa.string()),
-            ("accuracy", pa.float64()),
-            ("loss", pa.float64()),
-        ]
-    ),
+    "finetune_eval": pa.schema(_EVALUATION),
     "mechanism_audit": pa.schema(
         [
             ("test", pa.string()),
@@ -97,6 +108,39 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("power", pa.float64()),
             ("detectable_advantage", pa.float64()),
             ("test_records", pa.int64()),
+        ]
+    ),
+    # `row` counts the rows of the train split.
+    "coresets": pa.schema(
+        [("method", pa.string()), ("label", pa.int64()), ("rank", pa.int64()), ("row", pa.int64())]
+    ),
+    "arm_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),
+    "arm_measures": pa.schema(
+        [
+            ("arm", pa.string()),
+            ("size", pa.int64()),
+            ("seed", pa.int64()),
+            ("texts", pa.int64()),
+            *_READING,
+        ]
+    ),
+    # One row per arm and size: means over seeds, halves of their intervals, and how far the product is ahead.
+    "compare": pa.schema(
+        [
+            ("arm", pa.string()),
+            ("size", pa.int64()),
+            ("texts", pa.float64()),
+            ("seeds", pa.int64()),
+            ("learning_rate", pa.float64()),
+            ("accuracy", pa.float64()),
+            ("accuracy_half_width", pa.float64()),
+            ("best_on_test", pa.float64()),
+            ("best_on_test_half_width", pa.float64()),
+            *_READING,
+            ("against_size", pa.int64()),
+            ("difference", pa.float64()),
+            ("difference_half_width", pa.float64()),
+            ("verdict", pa.string()),
         ]
     ),
 }

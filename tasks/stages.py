@@ -28,6 +28,8 @@ _FULL_GRADIENT = _core("full_gradient", "matching")
 _SCORING = (*_MODEL, *_core("classification"))
 _FINETUNING = (*_SCORING, *_FILTERS, *_core("data", "finetune_eval"), "tasks.finetuning")
 
+_ARMS = (*_core("arms"), "tasks.arm_texts")
+
 _GENERATION = (
     *_MODEL,
     *_FULL_GRADIENT,
@@ -76,5 +78,9 @@ STAGES: dict[str, Stage] = {
         ),
     ),
     "memorisation": Stage(1, (*_FILTERS, *_core("data", "memorisation"), "tasks.memorisation")),
+    "coresets": Stage(1, (*_SCORING, *_core("coresets", "data"), "tasks.coresets")),
+    "arm_eval": Stage(1, (*_FINETUNING, *_ARMS, "tasks.arm_eval")),
+    "arm_measures": Stage(1, (*_FINETUNING, *_ARMS, *_core("distribution", "perplexity"), "tasks.arm_measures")),
+    "compare": Stage(1, (*_FINETUNING, *_core("arms", "compare", "intervals"), "tasks.compare")),
     "mia_audit": Stage(2, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }
