@@ -222,16 +222,15 @@ def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
 def accuracy_by_size(rows: pd.DataFrame) -> Figure:
     """Test accuracy of each arm of a comparison by the number of texts, with its interval over seeds.
 
-    Arms of a size that only they have are lines across.
+    Arms that have not the product's sizes are lines across.
 
     Args:
         rows: of the stage `compare`.
     """
-    counts = rows["size"].value_counts()
-    sizes = sorted(counts[counts > 1].index) or sorted(rows.loc[rows["arm"] == PRODUCT, "size"])
+    sizes = sorted(rows.loc[rows["arm"] == PRODUCT, "size"])
     figure, axes = _figure("Test accuracy by the number of texts", "texts", "test accuracy")
     words = []
-    lines = ("-", "--", "-.", ":")
+    lines = ("-", "--", "-.", ":")  # with six colours, no two of twelve arms look alike
     for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
         name, colour = str(arm), _colour(i)
         shared = of_arm[of_arm["size"].isin(sizes)]

@@ -25,6 +25,18 @@ FINETUNE = {"accuracy_before": 0.60311, "learning_rate_synthetic": 1e-4, "learni
 AUDIT = {"test_records": 100, "advantage": 0.03, "detectable_advantage": 0.1763, "auc": 0.51, "tpr_at_1_fpr": 0.02}
 
 
+def compare_rows() -> pd.DataFrame:
+    """Of the stage `compare`, with an arm of a size of its own and figures of one seed."""
+    rows = [
+        ("before", 0, 0.6, None),
+        ("random", 10, 0.7, 0.02),
+        ("random", 50, 0.75, 0.01),
+        ("gradmm", 10, 0.71, None),
+        ("gradmm", 50, 0.72, 0.02),
+    ]
+    return pd.DataFrame(rows, columns=["arm", "size", "accuracy", "accuracy_half_width"])
+
+
 def figures() -> dict[str, Figure]:
     """One of each."""
     return {
@@ -32,6 +44,7 @@ def figures() -> dict[str, Figure]:
         "survivors": plots.survivors(["bad", "good"], ["generation", "label_filter"], [[4, 4], [2, 3]]),
         "accuracy": plots.accuracy_by_step(finetune_rows(), FINETUNE),
         "roc": plots.roc(audit_rows(), AUDIT, epsilon=0.5, delta=1e-5),
+        "accuracy_by_size": plots.accuracy_by_size(compare_rows()),
         "cosines": plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": 0.9}),
     }
 
