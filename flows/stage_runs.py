@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from prefect import Task
@@ -36,7 +37,7 @@ class StageRuns:
 
     def run(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact:
         """One stage: its artifact, made now or found in the cache."""
-        with self._measured(stage.name) as made:
+        with self._measured() as made:
             made.add(self._configured(stage)(self.context, return_state=True, **inputs))  # pyright: ignore
         return made.artifact
 
@@ -50,7 +51,7 @@ class StageRuns:
         """A stage in shards, each cached by itself, and their merging: one line in the record."""
         progress = self.ui.progress(merge.name, len(inputs))
         shards: dict[int, StageArtifact] = {}
-        with self._measured(merge.name, children=execution.runner != "in-process") as made:
+        with self._measured(children=execution.runner != "in-process") as made:
             progress.tell()
             with closing(run_shards(self._configured(shard), self.context, inputs, execution)) as states:
                 for number, state in states:
@@ -61,6 +62,25 @@ class StageRuns:
             made.add(self._configured(merge)(self.context, return_state=True, shards=in_order))  # pyright: ignore
         return made.artifact
 
+    def run_each(
+        self,
+        stage: Task[..., StageArtifact],
+        inputs: Sequence[Mapping[str, Any]],
+        execution: ExecutionSettings,
+    ) -> list[StageArtifact]:
+        """A stage with each of `inputs`, side by side where there are workers: the artifacts in that order.
+
+        Each has a line of its own in the record, with the time since the last one had ended.
+        """
+        artifacts: dict[int, StageArtifact] = {}
+        with closing(run_shards(self._configured(stage), self.context, inputs, execution)) as states:
+            made = _Made()
+            for number, state in states:
+                artifacts[number] = made.add(state)
+                self._keep(made)
+                made = _Made()
+        return [artifacts[number] for number in sorted(artifacts)]
+
     @cached_property
     def _results(self) -> ResultStorage:
         return result_storage(self.context.root)
@@ -69,17 +89,18 @@ class StageRuns:
         return stage.with_options(result_storage=self._results, refresh_cache=stage.name in self.context.force)
 
     @contextmanager
-    def _measured(self, name: str, children: bool = False) -> Iterator[_Made]:
+    def _measured(self, children: bool = False) -> Iterator[_Made]:
         """Keeps the record of what is made within; that of an error does not exist."""
         made = _Made()
         with peak_memory(children) as peak:
             yield made
-        seconds = made.seconds
-        logger.info("%s: %d rows, %s", name, made.artifact.rows, "cached" if made.cached else f"{seconds:.1f} s")
-        peaks = {} if made.cached else {"peak_memory": peak.process, "peak_gpu_memory": peak.gpu}
-        self.records.append(
-            StageRecord(cached=made.cached, seconds=seconds, **peaks, **made.artifact.model_dump())
-        )
+        self._keep(made, {} if made.cached else {"peak_memory": peak.process, "peak_gpu_memory": peak.gpu})
+
+    def _keep(self, made: _Made, peaks: Mapping[str, int | None] = MappingProxyType({})) -> None:
+        seconds, artifact = made.seconds, made.artifact
+        how = "cached" if made.cached else f"{seconds:.1f} s"
+        logger.info("%s: %d rows, %s", artifact.stage, artifact.rows, how)
+        self.records.append(StageRecord(cached=made.cached, seconds=seconds, **peaks, **artifact.model_dump()))
         self.ui.show_stage(self.records)
 
 
