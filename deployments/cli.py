@@ -166,12 +166,13 @@ def _recipe(name: str, options: argparse.Namespace) -> Recipe:
 
 def _run(options: argparse.Namespace) -> int:
     from gradmm_core.artifacts import Root
-    from tasks.stages import STAGES
+    from tasks.stages import OF_COMPARISONS, STAGES
 
     recipe = _recipe(options.recipe, options)
-    unknown = sorted(set(options.force) - set(STAGES))
+    known = [stage for stage in STAGES if stage not in OF_COMPARISONS]
+    unknown = sorted(set(options.force) - set(known))
     if unknown:
-        raise InputError(f"no stage {unknown[0]!r}", "--force", f"choose from {', '.join(STAGES)}")
+        raise InputError(f"no stage {unknown[0]!r}", "--force", f"choose from {', '.join(known)}")
     Root(path=options.root).prepare()  # before Prefect takes its seconds to start
     _configure_prefect(options.verbose)
 

@@ -62,7 +62,9 @@ class PastRun(BaseModel, frozen=True):
 
     @property
     def report(self) -> Location:
-        return self.folder / "report.html"
+        """Of a comparison, its tables."""
+        tables = self.folder / "comparison.md"
+        return tables if tables.is_file() else self.folder / "report.html"
 
     def figures(self, stage: str) -> dict[str, Any]:
         """A stage's figures; none of a stage that was not there."""

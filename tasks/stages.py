@@ -84,3 +84,6 @@ STAGES: dict[str, Stage] = {
     "compare": Stage(1, (*_FINETUNING, *_core("arms", "compare", "intervals"), "tasks.compare")),
     "mia_audit": Stage(2, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }
+
+#: Those that only a comparison has.
+OF_COMPARISONS = ("coresets", "arm_eval", "arm_measures", "compare")

@@ -90,6 +90,7 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert not faults
     assert first.run_id == record.run_id
     assert second.run_id.endswith("-tiny-compare")
+    assert first.report.name == "comparison.md"
     # Seven arms of two sizes with three seeds, real-1k with three, and the model before.
     assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 3 + 1
 
