@@ -210,11 +210,17 @@ def _compare(options: argparse.Namespace) -> int:
     Root(path=options.root).prepare()  # before Prefect takes its seconds to start
     _configure_prefect(options.verbose)
 
-    from flows.compare import compare
-    from gradmm_core.compare_record import CompareRecord, comparison_page
+    from deployments.prefect_server import server_of_one_run
 
-    with _progress_on_stderr():
-        record: CompareRecord = compare(recipe, root=options.root, **plan, command=("gradmm", *options.arguments))  # pyright: ignore
+    with server_of_one_run() as server:
+        from flows.compare import compare
+        from gradmm_core.compare_record import CompareRecord, comparison_page
+
+        if server:
+            server.wait()
+        command = ("gradmm", *options.arguments)
+        with _progress_on_stderr():
+            record: CompareRecord = compare(recipe, root=str(options.root), **plan, command=command)  # pyright: ignore
     print(comparison_page(record))
     print(f"tables and picture: {Root(path=options.root).runs / record.run_id}")
     return OK

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
@@ -30,6 +31,7 @@ from gradmm_core.arm_recipes import check_plan, equal_draws, few_shot, rerank, s
 from gradmm_core.arms import ARMS, PRODUCT, Arm, private_arm
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.compare_record import CompareRecord, comparison_page, source_commit, write_comparison
+from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import StageRecord, library_versions
 from tasks.arm_eval import arm_eval
@@ -45,7 +47,7 @@ logger = logging.getLogger("gradmm_core.flow")
 @flow(name="gradmm-compare", persist_result=False)
 def compare(
     recipe: Recipe,
-    root: Path = Path("gradmm-root"),
+    root: Location = Path("gradmm-root"),
     sizes: tuple[int, ...] | None = None,
     arms: tuple[str, ...] = tuple(ARMS),
     epsilons: tuple[float, ...] = (),
@@ -55,7 +57,7 @@ def compare(
 
     Args:
         recipe: its `finetune_eval.seeds` are the seeds.
-        root: the folder that keeps stages and runs.
+        root: the folder, or the URL in an object store, that keeps stages and runs.
         sizes: how many texts, in all; by default the paper's, as far as the recipe can fill them. An arm's are the
             first of its own order, as evenly over the classes as it goes, so that one generation serves all sizes.
         arms: names of `gradmm_core.arms.ARMS`; the product's own is always among them.
@@ -69,7 +71,7 @@ def compare(
 
 def run_comparison(
     asked: Recipe,
-    root_path: Path,
+    root_path: Location,
     sizes: Sequence[int],
     arms: Sequence[str],
     epsilons: Sequence[float],
@@ -103,12 +105,12 @@ def run_comparison(
         made[private_arm(epsilon)] = synthetic_texts(its_runs, its_recipe, its_aim)
         runs.records.extend(its_runs.records)
     quiet = StageRuns(runs.context, _WithoutPages(recipe, root))
-    evaluations, measures = [], []
-    for arm, texts in made.items():
-        for size in arm.sizes(sizes):
-            evaluations += _evaluations(quiet, recipe, aim, arm, texts, size)
-        if arm.source != "nothing":
-            measures.append(_measures(quiet, recipe, aim, arm, texts, arm.sizes(sizes)))
+    evaluations = _evaluations(quiet, recipe, aim, made, sizes)
+    measures = [
+        _measures(quiet, recipe, aim, arm, texts, arm.sizes(sizes))
+        for arm, texts in made.items()
+        if arm.source != "nothing"
+    ]
     runs.records.extend(quiet.records)
     runs.run(compare_stage, evaluations=evaluations, measures=measures)
     record = CompareRecord(
@@ -182,34 +184,41 @@ def _one_text(recipe: Recipe) -> Recipe:
 
 
 def _evaluations(
-    runs: StageRuns, recipe: Recipe, aim: Aim, arm: Arm, made: StageArtifact | None, size: int
+    runs: StageRuns,
+    recipe: Recipe,
+    aim: Aim,
+    made: Mapping[Arm, StageArtifact | None],
+    sizes: Sequence[int],
 ) -> list[StageArtifact]:
-    """One of each seed. The first tries all learning rates, the others take the one that it chose."""
+    """Of every arm, size and seed. The first seed tries all learning rates, the others take what it chose."""
     settings = recipe.finetune_eval
     first, *others = settings.seeds
 
-    def evaluated(seed: int, learning_rates: tuple[float, ...]) -> StageArtifact:
-        return runs.run(
-            arm_eval,
-            arm=arm,
-            made=made,
-            size=size,
-            train=aim.data.train,
-            validation=aim.data.validation,
-            test=aim.data.test,
-            model=aim.model,
-            wording=aim.wording,
-            settings=settings.model_copy(update={"seeds": (seed,), "learning_rates": learning_rates}),
-            held_out_seed=first,
-        )
+    def asked(arm: Arm, size: int, seed: int, learning_rates: tuple[float, ...]) -> dict[str, Any]:
+        return {
+            "arm": arm,
+            "made": made[arm],
+            "size": size,
+            "train": aim.data.train,
+            "validation": aim.data.validation,
+            "test": aim.data.test,
+            "model": aim.model,
+            "wording": aim.wording,
+            "settings": settings.model_copy(update={"seeds": (seed,), "learning_rates": learning_rates}),
+            "held_out_seed": first,
+        }
 
-    searched = evaluated(first, settings.learning_rates)
-    if arm.source == "nothing":
-        return [searched]
-    short = searched.figures["texts"] - size
-    if short < 0:
-        logger.warning("%s has %d texts fewer than %d", arm.name, -short, size)
-    return [searched, *(evaluated(seed, (searched.figures["learning_rate"],)) for seed in others)]
+    plan = [(arm, size) for arm in made for size in arm.sizes(sizes)]
+    searching = [asked(arm, size, first, settings.learning_rates) for arm, size in plan]
+    searched = runs.run_each(arm_eval, searching, recipe.execution)
+    repeating = []
+    for (arm, size), one in zip(plan, searched, strict=True):
+        if arm.source == "nothing":
+            continue
+        if one.figures["texts"] < size:
+            logger.warning("%s has %d texts fewer than %d", arm.name, size - one.figures["texts"], size)
+        repeating += [asked(arm, size, seed, (one.figures["learning_rate"],)) for seed in others]
+    return [*searched, *runs.run_each(arm_eval, repeating, recipe.execution)]
 
 
 def _measures(

@@ -291,7 +291,7 @@ class MiaAuditSettings(Settings):
 
 
 class ExecutionSettings(Settings):
-    """Where generation's shards run. It does not decide what comes out, and is no part of a release."""
+    """Where generation's shards run, and a comparison's fine-tunings. Neither what comes out nor a release knows."""
 
     runtime_fields = frozenset({"runner", "workers", "address", "threads"})
 
