@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 from pathlib import Path
 
+from gradmm_core.arms import PRODUCT
 from gradmm_core.artifacts import Root, StageArtifact, publish
 from gradmm_core.compare import comparison_markdown
 from gradmm_core.privacy import Guarantee
@@ -57,17 +59,20 @@ def comparison_page(record: CompareRecord) -> str:
 def notes(record: CompareRecord) -> list[str]:
     """What has to be known of a table's making."""
     recipe = record.recipe
+    rows = min(record.data["test"]["rows"], recipe.finetune_eval.max_test_rows or math.inf)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     made = f"`{shlex.join(record.command)}`" if record.command else "made from Python"
     return [
         "Measured on private data, and herding, k-center and random are rows of it: not for publication.",
-        f"{recipe.generation.method} texts of gradmm: {record.guarantee.sentence}",
+        f"{PRODUCT}, by {recipe.generation.method}: {record.guarantee.sentence}",
         *(f"{arm}: {guarantee.sentence}" for arm, guarantee in record.guarantees.items()),
         f"Model {recipe.model.name}, {record.model['digest'][:12]}. Fine-tuning: {recipe.finetune_eval.steps} "
         f"steps of {recipe.finetune_eval.batch_size}; the first seed chooses the learning rate on validation, of "
         f"{', '.join(f'{rate:g}' for rate in recipe.finetune_eval.learning_rates)}.",
         f"Seeds {', '.join(map(str, record.seeds))}: of fine-tuning, and of the draw of random rows. Texts are "
         "generated once: how much another generation would differ is in no interval.",
+        f"{rows:,} test rows, the same ones for every arm. Other rows would move every accuracy, with a standard "
+        f"error of up to {0.5 / math.sqrt(rows):.3f}: no interval has that, and a small lead may be these rows'.",
         f"{record.started:%Y-%m-%d}, {made}, commit {record.commit or 'not known'}. {versions}.",
     ]
 

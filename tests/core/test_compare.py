@@ -217,7 +217,7 @@ def test_the_folder_holds_tables_pictures_and_what_they_were_made_with(
         run_id="20260101T000000Z-sst2-compare",
         recipe=load_recipe(find_recipe("sst2")),
         guarantee=guarantee(PrivacySettings()),
-        data={},
+        data={"test": {"rows": 872}},
         model={"digest": "0123456789abcdef"},
         started=datetime(2026, 1, 2, tzinfo=UTC),
         seconds=1.0,
@@ -253,6 +253,8 @@ def test_the_folder_holds_tables_pictures_and_what_they_were_made_with(
         "torch",
         "0123456789ab",
         "Seeds 0, 1, 2, 3",
+        "872 test rows",
+        "standard error of up to 0.017",
     ):
         assert words in page
 
