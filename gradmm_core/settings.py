@@ -291,7 +291,7 @@ class MiaAuditSettings(Settings):
 
 
 class ExecutionSettings(Settings):
-    """Where generation's shards run, and a comparison's fine-tunings. Neither what comes out nor a release knows."""
+    """Where generation's shards and a comparison's fine-tunings run. Neither results nor releases know."""
 
     runtime_fields = frozenset({"runner", "workers", "address", "threads"})
 

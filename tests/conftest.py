@@ -13,6 +13,7 @@ os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
 import prefect.main  # noqa: F401
 import pytest
 import torch
+from hypothesis import settings as hypothesis_settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
@@ -24,6 +25,10 @@ from gradmm_core.wording import ResponseTemplate
 
 # The models of most tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
+
+# Whether a law holds does not depend on how busy the machine is.
+hypothesis_settings.register_profile("gradmm", deadline=None)
+hypothesis_settings.load_profile("gradmm")
 
 WORDS = (
     "the soup was warm and the bread was fresh . a quiet room with good light and bad chairs . "

@@ -167,7 +167,7 @@ def test_full_disk(recipe_file: Path, small_disk: Path) -> None:
     assert gradmm("run", recipe_file, "--root", small_disk).status == 0
 
 
-SLOW = ["--set", "generation.search.rounds=80", "--set", "generation.search.edits=64"]
+SLOW = ["--set", "generation.search.draws=4000"]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tests.pipeline.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 
 CRON = "0 6 1 1 *"
 #: Eight shards of a second or two.
-SLOW = {"shard_size": 1, "search": {"rounds": 160, "edits": 64}}
+SLOW = {"shard_size": 1, "search": {"draws": 6000, "rounds": 1}}
 FIRST_RUNS = {"stopped": 1, "plain": 2, "private": 1}
 
 pytestmark = pytest.mark.slow
@@ -178,12 +178,12 @@ def check_all_files(record: RunRecord) -> None:
 
 
 def shards(served: Served) -> dict[Path, int]:
-    """The finished ones of the slow recipe, which alone has so many rounds, with their times of writing."""
+    """The finished ones of the slow recipe, which alone has so many draws, with their times of writing."""
     return {
         file: file.stat().st_mtime_ns
         for file in (served.root / "stages" / "generation_shard").glob("*.parquet")
         if (served.root / "results" / "generation_shard" / file.stem).exists()
-        and b'"rounds": 160' in file.read_bytes()
+        and b'"draws": 6000' in file.read_bytes()
     }
 
 
