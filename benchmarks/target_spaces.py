@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deployments.recipe_files import find_recipe
-from flows.distil import response_template
+from flows.texts import response_template
 from gradmm_core.data import Splits, load_splits
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel, load_language_model

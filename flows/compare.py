@@ -16,7 +16,8 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
-from flows.distil import (
+from flows.stage_runs import StageRuns
+from flows.texts import (
     Aim,
     filtered_texts,
     generated_texts,
@@ -24,7 +25,6 @@ from flows.distil import (
     stage_runs,
     synthetic_texts,
 )
-from flows.stage_runs import StageRuns
 from flows.ui_artifacts import UiArtifacts, artifact_key, never_failing
 from flows.ui_logs import logs_in_ui
 from gradmm_core.arm_recipes import check_plan, equal_draws, few_shot, rerank, sizes_of, with_epsilon, zero_shot

@@ -79,7 +79,7 @@ def _making(record: StageRecord) -> str:
 
 def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
     """What a stage did, in figures, a plot (in Markdown) and some of its texts, and where its rows are."""
-    names = class_names(recipe)
+    names = recipe.class_names
     summary = stage_summary(record, names)
     parts = [
         f"# {title(record)}",
@@ -106,7 +106,7 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
         texts: the rows that the last filter kept.
         links: of stages' pages, relative to the page's own address.
     """
-    names = class_names(run.recipe)
+    names = run.recipe.class_names
     evaluation, audit = run.stage("finetune_eval").figures, run.stage("mia_audit").figures
     counts = Counter(texts["label"].tolist())
     kept = ", ".join(f"{counts[label]} {escaped(name)}" for label, name in names.items())
@@ -184,10 +184,6 @@ def sample_rows(texts: pd.DataFrame) -> list[dict[str, Any]]:
 
 def title(record: StageRecord) -> str:
     return record.stage.replace("_", " ")
-
-
-def class_names(recipe: Recipe) -> dict[int, str]:
-    return {c.label: c.name for c in recipe.classes}
 
 
 # ------------------------------------------------------------------------------------------------ stages in words

@@ -41,7 +41,7 @@ def small_png(figure: Figure) -> bytes:
 
 def stage_figure(recipe: Recipe, records: Sequence[StageRecord]) -> Figure | None:
     """The plot of the last stage of `records`; those before it are the run's other stages so far."""
-    record, names = records[-1], {c.label: c.name for c in recipe.classes}
+    record, names = records[-1], recipe.class_names
     match record.stage:
         case "target_gradient":
             cosines = noise_cosines(recipe, records)

@@ -55,6 +55,11 @@ class Recipe(Settings):
     seed: Annotated[int, Field(ge=0)] = 0
     execution: ExecutionSettings = ExecutionSettings()
 
+    @property
+    def class_names(self) -> dict[int, str]:
+        """By label."""
+        return {c.label: c.name for c in self.classes}
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         labels = [c.label for c in self.classes]

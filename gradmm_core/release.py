@@ -111,7 +111,7 @@ def class_label_names(recipe: Recipe) -> dict[int, str]:
     Labels 0 to K-1 are kept. Other labels have no place in a ClassLabel, whose values are 0 to K-1: a class
     is then numbered by its position in the recipe.
     """
-    names = {c.label: c.name for c in recipe.classes}
+    names = recipe.class_names
     return dict(sorted(names.items())) if set(names) == set(range(len(names))) else names
 
 

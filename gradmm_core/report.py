@@ -72,7 +72,7 @@ def write_report(
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "points": points, "figure": figure, "duration": duration}
-    names = {c.label: c.name for c in run.recipe.classes}
+    names = run.recipe.class_names
     arms = accuracy_by_arm(run.stage("finetune_eval"), finetune)
     counts = Counter(texts["label"].tolist())
     left = survivors(run, names)
@@ -206,7 +206,7 @@ def noise_cosines(
     if mechanism is None:
         return None
     by_name = {stage.stage: stage for stage in stages}
-    names = {c.label: c.name for c in recipe.classes}
+    names = recipe.class_names
     cosines = by_name["target_gradient"].figures["cosine"]
     actual = {name: cosines[str(label)] for label, name in names.items()}
     space, records = by_name.get("target_space"), recipe.privacy.declared_records

@@ -268,7 +268,7 @@ def test_run_without_noise_has_no_plot_of_it(tmp_path: Path, texts: pd.DataFrame
 
 
 def test_expected_cosine_is_that_of_the_kind_of_target(private_run: RunRecord) -> None:
-    names = {c.label: c.name for c in private_run.recipe.classes}
+    names = private_run.recipe.class_names
     assert noise_cosines(private_run.recipe, private_run.stages) == ({}, dict.fromkeys(names.values(), 0.8713))
     each = dict.fromkeys(map(str, names), 1.0)
     figures = {
