@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import mmap
+import subprocess
+import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,13 +14,26 @@ MIB = 2**20
 
 
 def test_peak_is_of_what_was_done_since_entering() -> None:
-    with peak_memory() as before:
-        held = np.ones(80 * MIB, dtype=np.uint8)
+    # Pages of their own: what malloc gives may be some that were freed, and are resident still.
+    with peak_memory() as before, mmap.mmap(-1, 80 * MIB) as pages:
+        pages.write(b"x" * len(pages))
         time.sleep(20 * SECONDS_BETWEEN_SAMPLES)
-        del held
-    with peak_memory() as small:
-        np.ones(1 * MIB, dtype=np.uint8)
-    assert before.process - small.process > 60 * MIB
+    with peak_memory() as after:
+        pass
+    assert before.process - after.process > 60 * MIB
+
+
+def test_memory_of_processes_that_were_started_is_told_if_asked_for() -> None:
+    code = f"import time; held = bytearray({200 * MIB}); print(len(held), flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with peak_memory() as alone:
+            pass
+        with peak_memory(children=True) as both:
+            pass
+        process.kill()
+    assert both.process - alone.process > 190 * MIB
 
 
 def test_peak_is_told_after_an_error_too() -> None:
