@@ -27,6 +27,7 @@ from gradmm_core.privacy import guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.release import RELEASE_FILES, TRAIN_FILE, check_release, escape_markdown, write_release
 from gradmm_core.run_record import RunRecord, StageRecord
+from gradmm_core.settings import ExecutionSettings
 from tests.object_store import objects
 
 #: Texts that try to be more than text.
@@ -439,6 +440,14 @@ def test_recipe_is_complete_once_the_data_is_named_again(
     values["data"] |= {"path": PLANTED["path"], "hub": PLANTED["hub"]}
     values["model"]["name"] = private_run.recipe.model.name
     assert Recipe.model_validate(values) == private_run.recipe
+
+
+def test_where_the_work_was_done_is_not_told(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    execution = ExecutionSettings(runner="ray", address="ray://our-cluster:10001")
+    recipe = private_run.recipe.model_copy(update={"execution": execution})
+    folder = write_release(tmp_path / "release", private_run.model_copy(update={"recipe": recipe}), texts)
+    assert "execution" not in yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert not [file for file in folder.rglob("*") if file.is_file() and b"our-cluster" in file.read_bytes()]
 
 
 @pytest.mark.parametrize("name", ["model-9m", "../models/model-9m/", "C:\\models\\model-9m", "models/model-9m"])
