@@ -1,6 +1,6 @@
 """The flow `compare`: the product's texts against baselines, at several sizes, over seeds (the paper's Table 1).
 
-It goes through the stages of `flows.distil`, under the same keys: what a run of the recipe has made is not made
+It goes through the stages of `flows.texts`, under the same keys: what a run of the recipe has made is not made
 again. Every fine-tuning is a task of its own, so that a comparison that was stopped goes on where it was.
 """
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from gradmm_core.arms import Arm
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.finetune_eval import Examples, HeldOut, chosen_learning_rate, evaluate_arm, evaluate_before
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
-from gradmm_core.template import ResponseTemplate, tokenise_texts
+from gradmm_core.template import tokenise_texts
+from gradmm_core.wording import ResponseTemplate
 from tasks.arm_texts import ArmTexts
 from tasks.finetuning import finetuning_of, tokenised
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task

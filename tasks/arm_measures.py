@@ -13,10 +13,11 @@ from gradmm_core.classification import text_embeddings
 from gradmm_core.data import LabelledTexts
 from gradmm_core.distribution import at_equal_sizes, frechet_distance, nearest_distances, squared_mmd
 from gradmm_core.finetune_eval import sample_class_rows
-from gradmm_core.language_model import ModelReference
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.perplexity import log_perplexities
-from gradmm_core.template import ResponseTemplate, tokenise_texts
+from gradmm_core.template import tokenise_texts
 from gradmm_core.variety import distinct_n, self_bleu
+from gradmm_core.wording import ResponseTemplate
 from tasks.arm_texts import ArmTexts
 from tasks.inputs import read_model, read_split
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task

@@ -6,8 +6,9 @@ import pandas as pd
 
 from gradmm_core.classification import text_embeddings
 from gradmm_core.coresets import CORESETS, select_per_class
-from gradmm_core.language_model import ModelReference
-from gradmm_core.template import ResponseTemplate, tokenise_texts
+from gradmm_core.model_reference import ModelReference
+from gradmm_core.template import tokenise_texts
+from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model, read_split
 from tasks.stage import Outcome, RunContext, SplitReference, stage_task
 

@@ -21,9 +21,9 @@ from flows.distil import distil
 from flows.ui_pages import stage_page
 from gradmm_core.artifacts import Root
 from gradmm_core.errors import BudgetExhausted, InputError
-from gradmm_core.language_model import ModelReference
 from gradmm_core.ledger import Ledger
 from gradmm_core.location import location
+from gradmm_core.model_reference import ModelReference
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_folder import write_run
 from gradmm_core.run_record import RunRecord
