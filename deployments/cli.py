@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import errno
-import logging
-import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from deployments.local_run import local_run, progress_on_stderr
+from deployments.options import add_changes, add_recipe, add_root, parse_location, read_recipe
+from deployments.study_commands import add_studies
 from gradmm_core.errors import InputError
-from gradmm_core.location import Location, location, reach, read_bytes
-
-if TYPE_CHECKING:
-    from gradmm_core.recipe import Recipe
+from gradmm_core.location import Location, reach, read_bytes
 
 OK, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
 
@@ -53,26 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a recipe here and now")
-    _add_recipe(run)
-    _add_root(run)
+    add_recipe(run)
+    add_root(run)
     run.add_argument("--force", action="append", default=[], metavar="STAGE",
                      help="run this stage even if it is cached (repeatable)")  # fmt: skip
     run.add_argument("--verbose", action="store_true", help="show Prefect's log too")
     run.set_defaults(command=_run)
 
-    compare = commands.add_parser("compare", help="hold a recipe's texts against baselines, at several sizes")
-    _add_recipe(compare)
-    _add_root(compare)
-    compare.add_argument(
-        "--sizes", type=int, nargs="+", metavar="N", help="texts in all (default: 5 10 20 50 100)"
-    )
-    compare.add_argument("--seeds", type=int, nargs="+", metavar="SEED",
-                         help="of fine-tuning (default: the recipe's finetune_eval.seeds)")  # fmt: skip
-    compare.add_argument("--arms", nargs="+", metavar="ARM", help="what to hold them against (default: all)")
-    compare.add_argument("--epsilon", type=float, nargs="+", default=[], metavar="EPSILON",
-                         help="with these guarantees too; each is one more release from the data")  # fmt: skip
-    compare.add_argument("--verbose", action="store_true", help="show Prefect's log too")
-    compare.set_defaults(command=_compare)
+    add_studies(commands)
 
     serve = commands.add_parser("serve", help="serve recipes as Prefect deployments")
     serve.add_argument("recipes", nargs="*", metavar="RECIPE",
@@ -81,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--cron", metavar="CRON", help="when each is to run by itself, in UTC: '0 6 * * *'")
     serve.add_argument("--limit", type=int, default=1, metavar="N", help="runs at once (default: 1)")
     serve.add_argument("--port", type=int, metavar="PORT", help="of the local server (default: 4200)")
-    _add_changes(serve)
-    _add_root(serve)
+    add_changes(serve)
+    add_root(serve)
     serve.set_defaults(command=_serve)
 
     notify = commands.add_parser("notify", help="say that a served recipe's data have changed: it runs")
@@ -90,32 +74,33 @@ def _parser() -> argparse.ArgumentParser:
     notify.set_defaults(command=_notify)
 
     privacy = commands.add_parser("privacy", help="what a recipe's data have spent, and what is left")
-    _add_recipe(privacy)
-    _add_root(privacy)
+    add_recipe(privacy)
+    add_root(privacy)
     privacy.set_defaults(command=_privacy)
 
     audit = commands.add_parser("audit", help="audit a recipe's noise mechanism with canaries; reads no data")
-    _add_recipe(audit)
+    add_recipe(audit)
     audit.set_defaults(command=_audit)
 
     runs = commands.add_parser("runs", help="list finished runs, newest first")
-    _add_root(runs)
+    add_root(runs)
     runs.set_defaults(command=_runs)
 
     diff = commands.add_parser("diff", help="what two runs do not share: settings, data, code, libraries, figures")
     diff.add_argument("first", metavar="RUN", help="a run's id from `gradmm runs`, or its folder")
     diff.add_argument("second", metavar="RUN")
-    _add_root(diff)
+    add_root(diff)
     diff.set_defaults(command=_diff)
 
     report = commands.add_parser("report", help="print where a run's report is, or open it")
     report.add_argument("run", metavar="RUN", help="a run's id from `gradmm runs`, or its folder")
     report.add_argument("--open", action="store_true", help="in a browser")
-    _add_root(report)
+    add_root(report)
     report.set_defaults(command=_report)
 
     publish = commands.add_parser("publish", help="upload a run's release folder to the Hugging Face hub")
-    publish.add_argument("run", type=_location, metavar="RUN", help="a run's folder, ROOT/runs/<time>-<recipe>")
+    publish.add_argument("run", type=parse_location, metavar="RUN",
+                         help="a run's folder, ROOT/runs/<time>-<recipe>")  # fmt: skip
     publish.add_argument("--repo", required=True, metavar="OWNER/NAME", help="the data set repository")
     publish.add_argument("--public", action="store_true", help="for everyone to see (default: private)")
     publish.add_argument("--without-guarantee", action="store_true", help="though the run had no epsilon")
@@ -123,106 +108,30 @@ def _parser() -> argparse.ArgumentParser:
 
     recipes = commands.add_parser("recipes", help="list the recipes and presets, or show a recipe")
     recipes.add_argument("--show", metavar="RECIPE", help="print all settings of one recipe")
-    _add_changes(recipes)
+    add_changes(recipes)
     recipes.set_defaults(command=_recipes)
     return parser
 
 
-def _add_recipe(command: argparse.ArgumentParser) -> None:
-    command.add_argument("recipe", metavar="RECIPE", help="a name from `gradmm recipes`, or a YAML file")
-    _add_changes(command)
-
-
-def _add_changes(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--preset", metavar="PRESET",
-                         help="settings to put over the recipe's, before any --set: a name from `gradmm recipes`, "
-                         "or a YAML file")  # fmt: skip
-    command.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE",
-                         help="change a setting of the recipe (repeatable)")  # fmt: skip
-
-
-def _add_root(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--root", type=_location, default=Path("gradmm-root"), metavar="DIR",
-                         help="where stages, runs and releases are kept: a folder, or a URL such as "
-                         "s3://bucket/prefix (default: ./gradmm-root)")  # fmt: skip
-
-
-def _location(text: str) -> Location:
-    try:
-        return location(text)
-    except ValueError as error:
-        told = f"{text!r} is no folder or store ({error}); give a folder or s3://bucket/prefix"
-        raise argparse.ArgumentTypeError(told) from error
-
-
-def _recipe(name: str, options: argparse.Namespace) -> Recipe:
-    """A recipe with the changes that `_add_changes` lets one ask for."""
-    from deployments.recipe_files import find_preset, find_recipe
-    from gradmm_core.recipe import load_recipe
-
-    preset = find_preset(options.preset) if options.preset else None
-    return load_recipe(find_recipe(name), options.overrides, preset)
-
-
 def _run(options: argparse.Namespace) -> int:
     from gradmm_core.artifacts import Root
-    from tasks.stages import OF_COMPARISONS, STAGES
+    from tasks.stages import OF_STUDIES, STAGES
 
-    recipe = _recipe(options.recipe, options)
-    known = [stage for stage in STAGES if stage not in OF_COMPARISONS]
+    recipe = read_recipe(options.recipe, options)
+    known = [stage for stage in STAGES if stage not in OF_STUDIES]
     unknown = sorted(set(options.force) - set(known))
     if unknown:
         raise InputError(f"no stage {unknown[0]!r}", "--force", f"choose from {', '.join(known)}")
-    Root(path=options.root).prepare()  # before Prefect takes its seconds to start
-    _configure_prefect(options.verbose)
-
-    from deployments.prefect_server import server_of_one_run
-
-    with server_of_one_run() as server:
-        # While the server starts: these imports take about as long.
+    with local_run(options.root, options.verbose) as wait_for_server:
         from deployments.summary import print_summary
         from flows.distil import distil
         from gradmm_core.run_record import RunRecord
 
-        if server:
-            server.wait()
+        wait_for_server()
         blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
-        with _progress_on_stderr():
+        with progress_on_stderr():
             record: RunRecord = distil(**blocks, root=str(options.root), force=tuple(options.force))  # pyright: ignore
     print_summary(record, Root(path=options.root))
-    return OK
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from gradmm_core.arm_recipes import check_plan, sizes_of
-    from gradmm_core.arms import ARMS
-    from gradmm_core.artifacts import Root
-
-    if options.seeds:
-        options.overrides = [*options.overrides, f"finetune_eval.seeds={list(dict.fromkeys(options.seeds))}"]
-    recipe = _recipe(options.recipe, options)
-    plan = {
-        "sizes": tuple(options.sizes or sizes_of(recipe)),
-        "arms": tuple(options.arms or ARMS),
-        "epsilons": tuple(options.epsilon),
-    }
-    check_plan(recipe, **plan)
-    Root(path=options.root).prepare()  # before Prefect takes its seconds to start
-    _configure_prefect(options.verbose)
-
-    from deployments.prefect_server import server_of_one_run
-
-    with server_of_one_run() as server:
-        from flows.compare import compare
-        from gradmm_core.compare_record import CompareRecord, comparison_page
-
-        if server:
-            server.wait()
-        command = ("gradmm", *options.arguments)
-        with _progress_on_stderr():
-            record: CompareRecord = compare(recipe, root=str(options.root), **plan, command=command)  # pyright: ignore
-    print(comparison_page(record))
-    print(f"tables and picture: {Root(path=options.root).runs / record.run_id}")
     return OK
 
 
@@ -234,7 +143,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     if options.limit < 1:
         raise InputError("no run could ever start", "--limit", "give at least 1")
-    recipes = recipes_to_serve(options.recipes, options.folder, partial(_recipe, options=options))
+    recipes = recipes_to_serve(options.recipes, options.folder, partial(read_recipe, options=options))
     Root(path=options.root).prepare()
     serve(recipes, options.root, cron=options.cron, limit=options.limit, port=options.port)
     return OK
@@ -248,35 +157,11 @@ def _notify(options: argparse.Namespace) -> int:
     return OK
 
 
-def _configure_prefect(verbose: bool) -> None:
-    """Prefect's own log only if asked for, and patience for its first start. Read when Prefect is imported."""
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-
-
-@contextmanager
-def _progress_on_stderr() -> Iterator[None]:
-    """Our own log, in plain lines. Not passed on: the root logger has Prefect's console, which would repeat it."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
-    log = logging.getLogger("gradmm_core")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        yield
-    finally:
-        log.propagate = True
-        log.removeHandler(handler)
-
-
 def _privacy(options: argparse.Namespace) -> int:
     from deployments.summary import print_privacy
     from gradmm_core.ledger import Ledger
 
-    recipe = _recipe(options.recipe, options)
+    recipe = read_recipe(options.recipe, options)
     reach(options.root)
     print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
     return OK
@@ -287,7 +172,7 @@ def _audit(options: argparse.Namespace) -> int:
     from gradmm_core.canary_release import audit_release
     from gradmm_core.privacy import gaussian_mechanism
 
-    recipe = _recipe(options.recipe, options)
+    recipe = read_recipe(options.recipe, options)
     mechanism = gaussian_mechanism(recipe.privacy)
     if mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
@@ -352,13 +237,13 @@ def _recipes(options: argparse.Namespace) -> int:
     from deployments.recipe_files import preset_description, preset_names, recipe_names
 
     if options.show:
-        recipe = _recipe(options.show, options)
+        recipe = read_recipe(options.show, options)
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")
         return OK
     if options.preset or options.overrides:
         raise InputError("no recipe to change", "--preset" if options.preset else "--set", "add --show RECIPE")
     for name in recipe_names():
-        print(f"{name:20} {_recipe(name, options).description}")
+        print(f"{name:20} {read_recipe(name, options).description}")
     print("\npresets, for --preset:")
     for name in preset_names():
         print(f"{name:20} {preset_description(name)}")

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from gradmm_core.errors import InputError
 from gradmm_core.location import Location, location, reach, read_bytes
+from gradmm_core.study_record import TABLES
 
 #: Columns of a table that is not printed on a terminal: lines stay whole, for `grep` and the like.
 WIDE = 200
@@ -62,8 +63,8 @@ class PastRun(BaseModel, frozen=True):
 
     @property
     def report(self) -> Location:
-        """Of a comparison, its tables."""
-        tables = self.folder / "comparison.md"
+        """Of a study, its tables."""
+        tables = self.folder / TABLES
         return tables if tables.is_file() else self.folder / "report.html"
 
     def figures(self, stage: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gradmm_core.wording import ResponseTemplate
 from tasks.category_balance import category_balance as category_balance_stage
 from tasks.generation import generation as generation_stage
 from tasks.generation import generation_shard
-from tasks.inputs import DataReference, dataset_fingerprint, model_fingerprint
+from tasks.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
 from tasks.label_filter import label_filter as label_filter_stage
 from tasks.loss_selection import loss_selection as loss_selection_stage
 from tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
@@ -60,8 +60,13 @@ class Aim:
     target: StageArtifact
 
 
-def release_target(runs: StageRuns, recipe: Recipe) -> Aim:
-    """The target, charged to the ledger and audited in a private run. The first that reads the data."""
+def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | None = None) -> Aim:
+    """The target, charged to the ledger and audited in a private run. The first that reads the data.
+
+    Args:
+        drawn: of so many random train rows alone, and the seed that draws them. Without privacy only: which rows
+            are drawn depends on all of them.
+    """
     context = runs.context
     model = model_fingerprint(recipe.model)
     wording = response_template(recipe)
@@ -79,7 +84,9 @@ def release_target(runs: StageRuns, recipe: Recipe) -> Aim:
         privacy_budget(context, making)
         runs.run(mechanism_audit_stage, mechanism=mechanism, settings=recipe.mechanism_audit, seed=recipe.seed)
     data = dataset_fingerprint(context)
-
+    if drawn:
+        assert mechanism is None
+        data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
     target = runs.run(target_gradient_stage, train=data.train, **making)
     if mechanism and mechanism.safe:
         check_charged(context, target)

@@ -36,6 +36,11 @@ WHAT = {
     "arm_eval": "Fine-tunes the model on one arm of a comparison, at one size and with one seed.",
     "arm_measures": "Measures how an arm's texts read, and how near they are to real ones.",
     "compare": "Puts all arms of a comparison in one table.",
+    "scarce": "Holds texts made from few real rows against these rows.",
+    "transfer": "Holds what texts are worth to other models against what others are.",
+    "ablate": "Holds the recipe against versions of it that lack a part.",
+    "epsilon": "Holds the recipe's texts under several guarantees against those without noise.",
+    "distribution": "Tells how near the texts are to real ones, with intervals.",
 }
 
 #: Stages whose figures are measured on private data. Of these no row is shown, whatever it holds.
@@ -48,6 +53,11 @@ PRIVATE = (
     "arm_eval",
     "arm_measures",
     "compare",
+    "scarce",
+    "transfer",
+    "ablate",
+    "epsilon",
+    "distribution",
 )
 
 PRIVATE_NOTE = "Measured on private data: for your eyes, not for publication."

@@ -70,6 +70,58 @@ def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilo
         gaussian_mechanism(with_epsilon(recipe, epsilon).privacy)
 
 
+def check_few(recipe: Recipe, few: Sequence[int]) -> None:
+    """Refuses what could only fail later.
+
+    Raises:
+        InputError: for numbers of real rows with a class left empty, and for a private recipe.
+    """
+    if recipe.privacy.epsilon is not None:
+        raise InputError(
+            "which rows are drawn depends on all of them", "privacy.epsilon", "--set privacy.epsilon=null"
+        )
+    if not few or min(few) < len(recipe.classes):
+        least = len(recipe.classes)
+        raise InputError(f"{list(few)}: a class would be left empty", "--rows", f"ask for at least {least}")
+
+
+def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:
+    """Refuses what could only fail later.
+
+    Raises:
+        InputError: for a recipe that has noise already, no epsilon, or one that the recipe cannot have.
+    """
+    if recipe.privacy.epsilon is not None:
+        raise InputError(
+            "the targets with noise are held against one without", "privacy.epsilon", "--set privacy.epsilon=null"
+        )
+    if not epsilons:
+        raise InputError("none", "--epsilon", "name some")
+    for epsilon in epsilons:
+        gaussian_mechanism(with_epsilon(recipe, epsilon).privacy)
+
+
+def check_models(recipe: Recipe, models: Sequence[str]) -> None:
+    """Refuses what could only fail later.
+
+    Raises:
+        InputError: for no model, and for one that is named twice or is the recipe's own.
+    """
+    if not models:
+        raise InputError("none", "--models", "name hub ids or folders")
+    names = [recipe.model.name, *models]
+    for name in models:
+        if names.count(name) > 1:
+            raise InputError(
+                f"{name} is there twice; the recipe's own model always is", "--models", "leave it out"
+            )
+
+
+def all_texts(recipe: Recipe) -> int:
+    """As many as the filters let through, of all classes."""
+    return len(recipe.classes) * recipe.loss_selection.per_class
+
+
 def sizes_of(recipe: Recipe) -> tuple[int, ...]:
     """The paper's sizes, as far as the recipe can fill them."""
     classes = len(recipe.classes)

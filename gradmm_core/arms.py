@@ -23,6 +23,18 @@ from gradmm_core.filters import kept_texts
 #: Texts in all, as in the paper.
 SIZES = (5, 10, 20, 50, 100)
 
+#: Real rows of the study `scarce`, in all, as in the paper.
+FEW = (5, 10, 20, 50)
+
+#: Of the study `epsilon`.
+EPSILONS = (0.01, 0.05, 0.2, 1.0)
+
+#: What studies hold the product's texts against by default. `random` has real text's own distance from real text.
+ARMS_OF = {
+    "transfer": ("before", "zero-shot", "random", "real-1k"),
+    "distribution": ("zero-shot", "rerank", "random"),
+}
+
 #: Rows of the arm `real-1k`, in all.
 REAL_1K = 1000
 
@@ -62,6 +74,10 @@ ARMS = {
         Arm(PRODUCT, "synthetic"),
     )
 }
+
+
+#: All rows that there are, where there are few.
+REAL_ROWS = Arm("real rows", "train")
 
 
 def private_arm(epsilon: float) -> Arm:

@@ -26,7 +26,13 @@ MEASURES = {
 }
 
 
-def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame) -> pd.DataFrame:
+HONEST = (
+    "Of the checkpoint chosen on validation; in brackets that of the checkpoint best on test, which looks at what "
+    f"it is measured on. Means over seeds, and {CONFIDENCE:.0%} intervals (Student) from {LEAST_SEEDS} seeds on."
+)
+
+
+def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None) -> pd.DataFrame:
     """One row per arm and size, in the order of `evaluations`, with the columns of the stage `compare`.
 
     `difference` is the product's accuracy minus the arm's, both of the checkpoint chosen on validation. Where the
@@ -34,7 +40,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame) -> pd.DataFr
 
     Args:
         evaluations: rows of `arm_eval`, of all arms, sizes and seeds.
-        measures: rows of `arm_measures`.
+        measures: rows of `arm_measures`; None leaves their columns out.
     """
     by_seed = {
         (str(arm), int(str(size))): accuracies_by_seed(rows)
@@ -51,14 +57,13 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame) -> pd.DataFr
 
 def _row(
     evaluations: pd.DataFrame,
-    measures: pd.DataFrame,
+    measures: pd.DataFrame | None,
     by_seed: Mapping[tuple[str, int], pd.DataFrame],
     arm: str,
     size: int,
     against: int,
 ) -> dict[str, object]:
     own = evaluations.loc[(evaluations["arm"] == arm) & (evaluations["size"] == size)]
-    read = measures.loc[(measures["arm"] == arm) & (measures["size"] == size)]
     values, product = by_seed[arm, size], by_seed[PRODUCT, against].set_index("seed")["accuracy"]
     others = values.set_index("seed")["accuracy"]
     if size == 0:  # before fine-tuning, which no seed changes
@@ -77,7 +82,7 @@ def _row(
         "accuracy_half_width": accuracy.half_width,
         "best_on_test": best.mean,
         "best_on_test_half_width": best.half_width,
-        **{measure: read[measure].mean() for measure in MEASURES},
+        **({} if measures is None else _reading(measures, arm, size)),
         "against_size": against,
         "difference": None if same else ahead.mean,
         "difference_half_width": None if same else ahead.half_width,
@@ -85,39 +90,74 @@ def _row(
     }
 
 
-def comparison_markdown(table: pd.DataFrame, title: str, notes: Sequence[str]) -> str:
+def _reading(measures: pd.DataFrame, arm: str, size: int) -> dict[str, float]:
+    own = measures.loc[(measures["arm"] == arm) & (measures["size"] == size)]
+    return {measure: own[measure].mean() for measure in MEASURES}
+
+
+def comparison_markdown(table: pd.DataFrame, by: str = "texts") -> str:
     """Tables of accuracy, of the product's lead, and of how the texts read; every figure from the rows.
 
     Args:
         table: rows of the stage `compare`.
-        notes: on the whole, one a line: guarantees, what it was run with.
+        by: what a size counts.
     """
     sizes = sorted(table.loc[table["arm"] == PRODUCT, "size"])
     at_sizes = table[table["size"].isin(sizes)]
     alone = [row for _, row in table[~table["size"].isin(sizes)].iterrows()]
     parts = [
-        f"# {title}",
-        "\n".join(f"- {note}" for note in notes),
-        "## Accuracy on the test split, by the number of texts",
-        "Of the checkpoint chosen on validation; in brackets that of the checkpoint best on test, which looks at "
-        f"what it is measured on. Means over seeds, and {CONFIDENCE:.0%} intervals (Student) from {LEAST_SEEDS} "
-        "seeds on.",
+        f"## Accuracy on the test split, by the number of {by}",
+        HONEST,
         "\n".join(f"- {_name(row)}: {_accuracy(row)}" for row in alone),
         _grid(at_sizes, sizes, _accuracy),
         *_leads(table.dropna(subset=["verdict"]), alone, sizes),
-        f"## How {max(sizes)} texts read",
+        *_how_it_reads(at_sizes[at_sizes["size"] == max(sizes)]),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _how_it_reads(largest: pd.DataFrame) -> list[str]:
+    if not set(MEASURES) <= set(largest):
+        return []
+    return [
+        f"## How {largest['size'].max()} texts read",
         "Log-perplexity under the model; word pairs that are different; BLEU of each text against the others; and "
         "three distances of the model's hidden states from those of as many test rows of each class. More "
         "log-perplexity is less likely text; less of the distances is nearer to real text.",
-        _table(
+        markdown_table(
             ["arm", *(heading for heading, _ in MEASURES.values())],
             (
                 [row["arm"], *(f"{row[m]:,.{digits}f}" for m, (_, digits) in MEASURES.items())]
-                for _, row in at_sizes[at_sizes["size"] == max(sizes)].iterrows()
+                for _, row in largest.iterrows()
             ),
         ),
     ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def arms_markdown(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]], name: str = "arm") -> str:
+    """One line per row: accuracy, the product's lead, and other figures of the row, with their digits.
+
+    Args:
+        table: rows like those of the stage `compare`; `columns` that hold words are given as they are.
+        name: heading of the first column, and the name of the column in `table`.
+    """
+
+    def figure(value: object, digits: int) -> str:
+        if isinstance(value, str):
+            return value
+        return "" if pd.isna(value) else f"{value:,.{digits}f}"  # pyright: ignore
+
+    head = [name, "accuracy (best on test)", f"{PRODUCT} ahead by", *(heading for heading, _ in columns.values())]
+    lines = [
+        [
+            str(row[name]),
+            _accuracy(row),
+            "" if pd.isna(row["verdict"]) else _lead(row),
+            *(figure(row[column], digits) for column, (_, digits) in columns.items()),
+        ]
+        for _, row in table.iterrows()
+    ]
+    return markdown_table(head, lines)
 
 
 def _leads(compared: pd.DataFrame, alone: Sequence[pd.Series], sizes: Sequence[int]) -> list[str]:
@@ -164,9 +204,9 @@ def _grid(table: pd.DataFrame, sizes: Sequence[int], cell: Callable[[pd.Series],
         return ""
     ordered = table.sort_values("size", kind="stable").groupby("arm", sort=False)
     lines = ([str(arm), *(cell(row) for _, row in rows.iterrows())] for arm, rows in ordered)
-    return _table(["arm", *map(str, sizes)], lines)
+    return markdown_table(["arm", *map(str, sizes)], lines)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -67,6 +67,11 @@ def nearest_distances(rows: Rows, others: Others) -> Float[np.ndarray, " rows"]:
     return pairwise_distances_argmin_min(rows.astype(np.float64), others.astype(np.float64))[1]
 
 
+def mean_nearest_distance(rows: Rows, others: Others) -> float:
+    """The mean of `nearest_distances`: how far a row is from what is most like it among the others."""
+    return float(nearest_distances(rows, others).mean())
+
+
 def at_equal_sizes(
     distance: Distance, first: Rows, second: Others, seeds: Sequence[int], size: int | None = None
 ) -> list[float]:

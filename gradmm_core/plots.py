@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from scipy.stats import beta
 
 from gradmm_core.arms import PRODUCT
@@ -219,16 +219,17 @@ def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
 
 
 @_styled
-def accuracy_by_size(rows: pd.DataFrame) -> Figure:
+def accuracy_by_size(rows: pd.DataFrame, by: str = "texts") -> Figure:
     """Test accuracy of each arm of a comparison by the number of texts, with its interval over seeds.
 
     Arms that have not the product's sizes are lines across.
 
     Args:
-        rows: of the stage `compare`.
+        rows: of the stage `compare`, or of `scarce`.
+        by: what a size counts.
     """
     sizes = sorted(rows.loc[rows["arm"] == PRODUCT, "size"])
-    figure, axes = _figure("Test accuracy by the number of texts", "texts", "test accuracy")
+    figure, axes = _figure(f"Test accuracy by the number of {by}", by, "test accuracy")
     words = []
     lines = ("-", "--", "-.", ":")  # with six colours, no two of twelve arms look alike
     for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
@@ -247,7 +248,62 @@ def accuracy_by_size(rows: pd.DataFrame) -> Figure:
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     _legend(figure)
-    return _described(figure, f"With the most texts: {', '.join(words)}.")
+    return _described(figure, f"With the most {by}: {', '.join(words)}.")
+
+
+@_styled
+def accuracy_by_epsilon(rows: pd.DataFrame) -> Figure:
+    """Test accuracy under each guarantee, with its interval over seeds; without one, a line across.
+
+    Args:
+        rows: of the stage `epsilon`.
+    """
+    private = rows[rows["epsilon"].notna()].sort_values("epsilon")
+    figure, axes = _figure("Test accuracy by epsilon", "epsilon", "test accuracy")
+    axes.errorbar(private["epsilon"], private["accuracy"], private["accuracy_half_width"].fillna(0.0), color=BLUE,
+                  marker="o", markersize=4, linewidth=1.5, elinewidth=1, label=PRODUCT)  # fmt: skip
+    axes.set_xscale("log")
+    epsilons = private["epsilon"].tolist()
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.xaxis.set_minor_locator(NullLocator())
+    words = [f"epsilon {row.epsilon:g} {row.accuracy:.1%}" for row in private.itertuples()]
+    for i, (arm, accuracy) in enumerate(rows.loc[rows["epsilon"].isna(), ["arm", "accuracy"]].to_numpy(), start=1):
+        name = "no noise" if arm == PRODUCT else _short(str(arm))
+        axes.axhline(accuracy, color=_colour(i), linestyle=(0, (1 + i, 2)), linewidth=1.5, label=name)
+        words.append(f"{name} {accuracy:.1%}")
+    axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    _legend(figure)
+    return _described(figure, f"{_sentence(', '.join(words))}.")
+
+
+@_styled
+def figure_by_arm(rows: pd.DataFrame, figure_name: str, label: str) -> Figure:
+    """One figure of each arm with its interval, arm under arm.
+
+    Args:
+        rows: with `arm`, `figure_name` and either `<figure_name>_half_width` or `..._low` and `..._high`.
+        label: the figure in words.
+    """
+    values = rows[figure_name].to_numpy(dtype=float)
+    if f"{figure_name}_half_width" in rows:
+        half = rows[f"{figure_name}_half_width"].fillna(0.0).to_numpy(dtype=float)
+        ends = np.stack([values - half, values + half])
+    else:
+        ends = rows[[f"{figure_name}_low", f"{figure_name}_high"]].to_numpy(dtype=float).T
+    figure, axes = _figure(_sentence(label), label, "", height=1.4 + 0.25 * len(rows))
+    places = np.arange(len(rows))
+    axes.hlines(places, ends[0], ends[1], color=GREY, linewidth=1.5)
+    axes.plot(values, places, "o", color=BLUE)
+    axes.set_yticks(places, [_short(arm) for arm in rows["arm"]])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    shares = figure_name == "accuracy"
+    if shares:
+        axes.xaxis.set_major_formatter(FuncFormatter(_percent))
+    words = [
+        f"{arm} {value:.1%}" if shares else f"{arm} {value:.3g}"
+        for arm, value in zip(rows["arm"], values, strict=True)
+    ]
+    return _described(figure, f"{_sentence(', '.join(words))}.")
 
 
 @_styled

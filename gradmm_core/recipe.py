@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Hashable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -32,6 +32,8 @@ from gradmm_core.settings import (
     TargetGradientSettings,
     TemplateSettings,
 )
+
+T = TypeVar("T")
 
 
 class Recipe(Settings):
@@ -144,9 +146,9 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None =
     Raises:
         InputError: for an unreadable file, an unknown key (with the nearest known one) or a bad value.
     """
-    values = _read_settings(path)
+    values = read_yaml(path, dict)
     if preset is not None:
-        chosen = _read_settings(preset)
+        chosen = read_yaml(preset, dict)
         _check_preset(chosen, where=str(preset))
         values = merged_settings(values, chosen)
     for override in overrides:
@@ -154,14 +156,20 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None =
     return validate_recipe(values, where=str(path))
 
 
-def _read_settings(path: Path) -> dict[Any, Any]:
+def read_yaml(path: Path, kind: type[T]) -> T:
+    """A YAML file that holds a mapping (`dict`) or a list of settings.
+
+    Raises:
+        InputError: for a file that cannot be read, or that holds something else.
+    """
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"cannot be read ({problem})", str(path), "give a YAML file of settings") from error
-    if not isinstance(values, dict):
-        raise InputError("is not a mapping of settings", str(path), "give a YAML file of settings")
+    if not isinstance(values, kind):
+        form = "mapping" if kind is dict else "list"
+        raise InputError(f"is not a {form} of settings", str(path), "give a YAML file of settings")
     return values
 
 

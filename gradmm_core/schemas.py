@@ -40,6 +40,24 @@ _READING = [
     )
 ]
 
+_ARM = [
+    ("arm", pa.string()),
+    ("size", pa.int64()),
+    ("texts", pa.float64()),
+    ("seeds", pa.int64()),
+    ("learning_rate", pa.float64()),
+    ("accuracy", pa.float64()),
+    ("accuracy_half_width", pa.float64()),
+    ("best_on_test", pa.float64()),
+    ("best_on_test_half_width", pa.float64()),
+]
+_LEAD = [
+    ("against_size", pa.int64()),
+    ("difference", pa.float64()),
+    ("difference_half_width", pa.float64()),
+    ("verdict", pa.string()),
+]
+
 SCHEMAS: dict[str, pa.Schema] = {
     # The rows of the basis (label -1) and of each class's centre.
     "target_space": pa.schema(
@@ -125,22 +143,25 @@ SCHEMAS: dict[str, pa.Schema] = {
         ]
     ),
     # One row per arm and size: means over seeds, halves of their intervals, and how far the product is ahead.
-    "compare": pa.schema(
+    "compare": pa.schema([*_ARM, *_READING, *_LEAD]),
+    # The size is the number of real rows.
+    "scarce": pa.schema([*_ARM, *_LEAD]),
+    "transfer": pa.schema([*_ARM, *_LEAD, ("model", pa.string())]),
+    "ablate": pa.schema(
+        [*_ARM, *_READING, *_LEAD, ("matching_loss", pa.float64()), ("token_passes", pa.float64())]
+    ),
+    "epsilon": pa.schema([*_ARM, *_READING, *_LEAD, ("epsilon", pa.float64()), ("target_cosine", pa.float64())]),
+    "distribution": pa.schema(
         [
             ("arm", pa.string()),
-            ("size", pa.int64()),
-            ("texts", pa.float64()),
-            ("seeds", pa.int64()),
-            ("learning_rate", pa.float64()),
-            ("accuracy", pa.float64()),
-            ("accuracy_half_width", pa.float64()),
-            ("best_on_test", pa.float64()),
-            ("best_on_test_half_width", pa.float64()),
+            ("texts", pa.int64()),
+            ("half", pa.int64()),
             *_READING,
-            ("against_size", pa.int64()),
-            ("difference", pa.float64()),
-            ("difference_half_width", pa.float64()),
-            ("verdict", pa.string()),
+            *(
+                (f"{measure}_{end}", pa.float64())
+                for measure in ("frechet_distance", "squared_mmd", "nearest_distance")
+                for end in ("low", "high")
+            ),
         ]
     ),
 }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from gradmm_core.artifacts import StageArtifact
-from gradmm_core.compare import compare_arms
 from tasks.stage import Outcome, RunContext, stage_task
 
 
 @stage_task("compare")
 def compare(context: RunContext, evaluations: list[StageArtifact], measures: list[StageArtifact]) -> Outcome:
     """One row per arm and size."""
+    import pandas as pd  # late, see tasks/stage.py
+
+    from gradmm_core.compare import compare_arms
+
     tables = [pd.concat([each.read() for each in part], ignore_index=True) for part in (evaluations, measures)]
     table = compare_arms(*tables)
     verdicts = table["verdict"].dropna().value_counts()

@@ -66,6 +66,12 @@ def model_fingerprint(settings: ModelSettings) -> ModelReference:
     return resolve_model(settings)
 
 
+def drawn_rows(context: RunContext, reference: SplitReference, rows: int, seed: int) -> SplitReference:
+    """So many random rows of a split, as evenly over the classes as it goes. Fewer are the first of more."""
+    texts = _drawn(context, read_split(context, reference), rows, seed)
+    return SplitReference(split=reference.split, digest=texts.digest, rows=len(texts), drawn=(rows, seed))
+
+
 def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
     """The texts behind a reference.
 
@@ -74,6 +80,8 @@ def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
     """
     splits = _splits(context.data, context.labels, context.seed)  # pyright: ignore[reportArgumentType]
     texts: LabelledTexts = getattr(splits, reference.split)
+    if reference.drawn:
+        texts = _drawn(context, texts, *reference.drawn)
     if texts.digest != reference.digest:
         raise InputError("the data changed while the run was going on", reference.split, "run again")
     return texts
@@ -93,6 +101,14 @@ def read_model(
         torch.set_num_threads(context.threads)
     language_model = load_language_model(model, context.device, attention)
     return language_model, tokenise_template(language_model, wording)
+
+
+def _drawn(context: RunContext, texts: LabelledTexts, rows: int, seed: int) -> LabelledTexts:
+    # Late, see tasks/stage.py.
+    from gradmm_core.arms import class_counts
+    from gradmm_core.finetune_eval import sample_class_rows
+
+    return texts.take(sample_class_rows(texts.labels, class_counts(rows, context.labels), seed))
 
 
 @lru_cache(maxsize=1)

@@ -79,11 +79,15 @@ class Publication:
 
 
 class SplitReference(BaseModel, frozen=True):
-    """One split of the data set, by the digest of its content."""
+    """One split of the data set, by the digest of its content.
+
+    `drawn`: so many random rows of it in all, as evenly over the classes as it goes, and the seed that draws them.
+    """
 
     split: str
     digest: str
     rows: int
+    drawn: tuple[int, int] | None = None
 
 
 def stage_key(stage: str, inputs: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ _SCORING = (*_MODEL, *_core("classification"))
 _FINETUNING = (*_SCORING, *_FILTERS, *_core("data", "finetune_eval"), "tasks.finetuning")
 
 _ARMS = (*_core("arms"), "tasks.arm_texts")
+_COMPARING = (*_FINETUNING, *_core("arms", "compare", "intervals"))
 
 _GENERATION = (
     *_MODEL,
@@ -81,9 +82,24 @@ STAGES: dict[str, Stage] = {
     "coresets": Stage(1, (*_SCORING, *_core("coresets", "data"), "tasks.coresets")),
     "arm_eval": Stage(1, (*_FINETUNING, *_ARMS, "tasks.arm_eval")),
     "arm_measures": Stage(1, (*_FINETUNING, *_ARMS, *_core("distribution", "perplexity"), "tasks.arm_measures")),
-    "compare": Stage(1, (*_FINETUNING, *_core("arms", "compare", "intervals"), "tasks.compare")),
+    "compare": Stage(1, (*_COMPARING, "tasks.compare")),
+    "scarce": Stage(1, (*_COMPARING, "tasks.scarce")),
+    "transfer": Stage(1, (*_COMPARING, "tasks.transfer")),
+    "ablate": Stage(1, (*_COMPARING, "tasks.ablate")),
+    "epsilon": Stage(1, (*_COMPARING, *_core("target_cosine"), "tasks.epsilon")),
+    "distribution": Stage(1, (*_COMPARING, "tasks.arm_texts", *_core("distribution"), "tasks.distribution")),
     "mia_audit": Stage(2, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }
 
-#: Those that only a comparison has.
-OF_COMPARISONS = ("coresets", "arm_eval", "arm_measures", "compare")
+#: Those that a run has not.
+OF_STUDIES = (
+    "coresets",
+    "arm_eval",
+    "arm_measures",
+    "compare",
+    "scarce",
+    "transfer",
+    "ablate",
+    "epsilon",
+    "distribution",
+)

@@ -17,12 +17,13 @@ from deployments.recipe_files import find_recipe
 from gradmm_core import plots
 from gradmm_core.artifacts import Root
 from gradmm_core.compare import MEASURES, compare_arms, comparison_markdown
-from gradmm_core.compare_record import CompareRecord, comparison_page, source_commit, write_comparison
 from gradmm_core.finetune_eval import COLUMNS
 from gradmm_core.privacy import guarantee
 from gradmm_core.recipe import load_recipe
 from gradmm_core.run_record import StageRecord, library_versions
 from gradmm_core.settings import PrivacySettings
+from gradmm_core.study_pages import study_page, study_pictures
+from gradmm_core.study_record import StudyRecord, source_commit, write_study
 from tests.core.test_plots import legend
 
 ARM_SIZES = {"before": [0], "zero-shot": [5, 10], "real-1k": [1000], "gradmm": [5, 10]}
@@ -143,14 +144,13 @@ def test_two_seeds_have_no_interval_and_no_verdict_but_that() -> None:
     table = compare_arms(evaluations((0, 1)), measures())
     assert table["accuracy_half_width"].isna().all()
     assert set(table["verdict"].dropna()) == {"too few seeds"}
-    page = comparison_markdown(table, "t", [])
+    page = comparison_markdown(table)
     assert "±" not in page
     assert "0 of 4 differences are within noise" in page
 
 
 def test_every_figure_of_the_markdown_is_the_tables(table: pd.DataFrame) -> None:
-    page = comparison_markdown(table, "sst2: arms", ["a note"])
-    assert page.startswith("# sst2: arms\n\n- a note\n")
+    page = comparison_markdown(table)
     lines = page.splitlines()
     for arm in ("zero-shot", "gradmm"):
         cells = [
@@ -178,7 +178,7 @@ def test_every_figure_of_the_markdown_is_the_tables(table: pd.DataFrame) -> None
 
 
 def test_without_baselines_there_is_still_a_page(table: pd.DataFrame) -> None:
-    page = comparison_markdown(table[table["arm"] == "gradmm"], "alone", [])
+    page = comparison_markdown(table[table["arm"] == "gradmm"])
     assert "| gradmm |" in page
     assert "ahead" not in page
 
@@ -213,7 +213,7 @@ def test_the_folder_holds_tables_pictures_and_what_they_were_made_with(
     artifact = root.write_stage("compare", "key", table, {}, {})
     stage = StageRecord(cached=False, seconds=1.0, **artifact.model_dump())
     private = guarantee(PrivacySettings(epsilon=0.5, delta=1e-5))
-    record = CompareRecord(
+    record = StudyRecord(
         run_id="20260101T000000Z-sst2-compare",
         recipe=load_recipe(find_recipe("sst2")),
         guarantee=guarantee(PrivacySettings()),
@@ -223,6 +223,8 @@ def test_the_folder_holds_tables_pictures_and_what_they_were_made_with(
         seconds=1.0,
         versions=library_versions(),
         stages=[stage],
+        study="compare",
+        machine="64 cores, one GPU",
         command=("gradmm", "compare", "sst2", "--set", "a.b=c d"),
         commit="c0ffee",
         arms=("gradmm",),
@@ -230,25 +232,26 @@ def test_the_folder_holds_tables_pictures_and_what_they_were_made_with(
         seeds=SEEDS,
         guarantees={"gradmm, epsilon 0.5": private},
     )
-    first, second = write_comparison(root, record), write_comparison(root, record)
+    first, second = (write_study(root, record, study_page(record), study_pictures(record)) for _ in range(2))
     assert (first.run_id, second.run_id) == (record.run_id, f"{record.run_id}-2")
     for each in (first, second):
         folder = root.runs / each.run_id
         assert {file.name for file in folder.iterdir()} == {
-            "comparison.md",
+            "tables.md",
             "accuracy.svg",
             "accuracy.png",
             "run.json",
         }
-        assert CompareRecord.model_validate_json((folder / "run.json").read_text()) == each
-    page = (root.runs / first.run_id / "comparison.md").read_text()
-    assert page == comparison_page(first)
+        assert StudyRecord.model_validate_json((folder / "run.json").read_text()) == each
+    page = (root.runs / first.run_id / "tables.md").read_text()
+    assert page == study_page(first)
     for words in (
         "not for publication",
         private.sentence,
         record.guarantee.sentence,
         "`gradmm compare sst2 --set 'a.b=c d'`",
         "commit c0ffee",
+        "64 cores, one GPU",
         "2026-01-02",
         "torch",
         "0123456789ab",
@@ -271,5 +274,5 @@ def test_the_commit_of_a_checkout_around_an_installation_is_not_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    monkeypatch.setattr("gradmm_core.compare_record.__file__", str(tmp_path / "site-packages.py"))
+    monkeypatch.setattr("gradmm_core.study_record.__file__", str(tmp_path / "site-packages.py"))
     assert source_commit() is None

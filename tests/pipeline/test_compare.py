@@ -18,13 +18,13 @@ from flows.compare import compare
 from flows.distil import distil
 from gradmm_core.arms import ARMS, PRODUCT
 from gradmm_core.artifacts import Root
-from gradmm_core.compare_record import CompareRecord
 from gradmm_core.data import LabelledTexts, load_splits
 from gradmm_core.errors import BudgetExhausted
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.ledger import Ledger
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import StageRecord
+from gradmm_core.study_record import StudyRecord
 from tasks.arm_texts import ArmTexts
 from tasks.stage import RunContext, SplitReference
 
@@ -67,12 +67,12 @@ def root(first_root: Path, recipe: Recipe) -> Path:
     return first_root
 
 
-def ran(record: CompareRecord) -> Counter[str]:
+def ran(record: StudyRecord) -> Counter[str]:
     """The stages that were not cached."""
     return Counter(stage.stage for stage in record.stages if not stage.cached)
 
 
-def stages(record: CompareRecord, name: str) -> list[StageRecord]:
+def stages(record: StudyRecord, name: str) -> list[StageRecord]:
     return [stage for stage in record.stages if stage.stage == name]
 
 
@@ -90,7 +90,7 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert not faults
     assert first.run_id == record.run_id
     assert second.run_id.endswith("-tiny-compare")
-    assert first.report.name == "comparison.md"
+    assert first.report.name == "tables.md"
     # Seven arms of two sizes with three seeds, real-1k with three, and the model before.
     assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 3 + 1
 

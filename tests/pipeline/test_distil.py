@@ -19,7 +19,7 @@ from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
 from gradmm_core.template import head_gradients
-from tasks.stages import OF_COMPARISONS, STAGES
+from tasks.stages import OF_STUDIES, STAGES
 from tests.pipeline.conftest import STAGES_OF_THE_PAPER
 
 EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
@@ -94,7 +94,7 @@ def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) ->
     assert {file.parent.name for file in files} == set(STAGES) - {
         "target_space",
         "mechanism_audit",
-        *OF_COMPARISONS,
+        *OF_STUDIES,
     }
     digests = set()
     for file in files:

@@ -1,28 +1,58 @@
-"""The record of a comparison, and its folder: the table, the picture, and what they were made with."""
+"""The record of a study, and its folder: the tables, the pictures, and what they were made with.
+
+A study holds a recipe's texts against others: `compare` and the flows beside it.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
 import shlex
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradmm_core.arms import PRODUCT
 from gradmm_core.artifacts import Root, StageArtifact, publish
-from gradmm_core.compare import comparison_markdown
 from gradmm_core.privacy import Guarantee
 from gradmm_core.run_folder import new_folder
 from gradmm_core.run_record import RunRecord
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-class CompareRecord(RunRecord, frozen=True):
+#: In the run's folder.
+TABLES = "tables.md"
+
+_OF_FINETUNING = (
+    "They are of fine-tuning, and of the draw of random rows. Texts are generated once: how much another "
+    "generation would differ is in no interval."
+)
+
+#: What a seed stands for, by study.
+SEEDS_ARE = {
+    "compare": _OF_FINETUNING,
+    "transfer": _OF_FINETUNING,
+    "ablate": _OF_FINETUNING,
+    "epsilon": f"{_OF_FINETUNING} Nor is another draw of the noise.",
+    "scarce": "Each draws other real rows, has other texts generated from them, and fine-tunes in another order.",
+    "distribution": "They are of the draw of random rows, and of the test rows that texts are held against.",
+}
+
+
+class StudyRecord(RunRecord, frozen=True):
     """A run that compares. `guarantee` is that of the recipe's own texts, `guarantees` those of every private arm.
 
-    `command` is empty where it was not started by one; `commit` is None where the code is no git checkout.
+    `study` is the flow's name and that of the stage with its table. `command` is empty where it was not started by
+    one; `commit` is None where the code is no git checkout.
     """
 
+    study: str
     command: tuple[str, ...]
     commit: str | None
+    machine: str
     arms: tuple[str, ...]
     sizes: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -30,12 +60,12 @@ class CompareRecord(RunRecord, frozen=True):
 
     @property
     def table(self) -> StageArtifact:
-        """The rows of the stage `compare`."""
-        return StageArtifact.model_validate(self.stage("compare").model_dump())
+        """The rows of the study's own stage."""
+        return StageArtifact.model_validate(self.stage(self.study).model_dump())
 
 
-def write_comparison(root: Root, record: CompareRecord) -> CompareRecord:
-    """Writes `<root>/runs/<run id>/`: comparison.md, accuracy.svg, accuracy.png and, last, run.json.
+def write_study(root: Root, record: StudyRecord, page: str, pictures: Mapping[str, Figure]) -> StudyRecord:
+    """Writes `<root>/runs/<run id>/`: tables.md, each picture as .svg and .png and, last, run.json.
 
     Returns:
         The record, with another run id if a run of the same second has taken this one.
@@ -43,20 +73,15 @@ def write_comparison(root: Root, record: CompareRecord) -> CompareRecord:
     from gradmm_core import plots  # late: it imports matplotlib
 
     folder, record = new_folder(root, record)
-    figure = plots.accuracy_by_size(record.table.read())
-    publish(folder / "comparison.md", comparison_page(record).encode())
-    publish(folder / "accuracy.svg", plots.svg(figure).encode())
-    publish(folder / "accuracy.png", plots.png(figure))
+    publish(folder / TABLES, page.encode())
+    for name, figure in pictures.items():
+        publish(folder / f"{name}.svg", plots.svg(figure).encode())
+        publish(folder / f"{name}.png", plots.png(figure))
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 
 
-def comparison_page(record: CompareRecord) -> str:
-    """The tables in Markdown, with all that has to be known of their making."""
-    return comparison_markdown(record.table.read(), f"{record.recipe.name}: arms", notes(record))
-
-
-def notes(record: CompareRecord) -> list[str]:
+def notes(record: StudyRecord) -> list[str]:
     """What has to be known of a table's making."""
     recipe = record.recipe
     rows = min(record.data["test"]["rows"], recipe.finetune_eval.max_test_rows or math.inf)
@@ -69,12 +94,21 @@ def notes(record: CompareRecord) -> list[str]:
         f"Model {recipe.model.name}, {record.model['digest'][:12]}. Fine-tuning: {recipe.finetune_eval.steps} "
         f"steps of {recipe.finetune_eval.batch_size}; the first seed chooses the learning rate on validation, of "
         f"{', '.join(f'{rate:g}' for rate in recipe.finetune_eval.learning_rates)}.",
-        f"Seeds {', '.join(map(str, record.seeds))}: of fine-tuning, and of the draw of random rows. Texts are "
-        "generated once: how much another generation would differ is in no interval.",
+        f"Seeds {', '.join(map(str, record.seeds))}. {SEEDS_ARE[record.study]}",
         f"{rows:,} test rows, the same ones for every arm. Other rows would move every accuracy, with a standard "
         f"error of up to {0.5 / math.sqrt(rows):.3f}: no interval has that, and a small lead may be these rows'.",
-        f"{record.started:%Y-%m-%d}, {made}, commit {record.commit or 'not known'}. {versions}.",
+        f"{record.started:%Y-%m-%d}, {made}, commit {record.commit or 'not known'}, on "
+        f"{record.machine}. {versions}.",
     ]
+
+
+def machine() -> str:
+    """What it runs on, in words: '2 cores (x86_64), no GPU'."""
+    import torch  # late, see tasks/stage.py
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{cores} cores ({platform.machine()}), {', '.join(gpus) or 'no GPU'}"
 
 
 def source_commit() -> str | None:
