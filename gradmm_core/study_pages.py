@@ -104,14 +104,13 @@ def _distribution(table: pd.DataFrame) -> str:
         reading = (f"{row[name]:,.{MEASURES[name][1]}f}" for name in ("log_perplexity", "distinct_2", "self_bleu"))
         lines.append([row["arm"], f"{row['texts']:,.0f}", *cells, *reading])
     names = (*measures, "log_perplexity", "distinct_2", "self_bleu")
-    half = int(table["half"].min())
     return "\n\n".join(
         [
             "## How near the texts are to real ones",
             "Distances of the model's hidden states from those of as many test rows, which each seed draws anew: "
-            f"means over seeds. In brackets, 95% of such distances for random halves ({half} texts against as "
-            "many rows): fewer rows have larger Fréchet distances, so that the mean may lie outside. `random` are "
-            "train rows: as near as real text is to itself.",
+            "means over seeds. In brackets, 95% of such distances for random halves of the texts and as many rows: "
+            "fewer rows have larger Fréchet distances, so that the mean may lie outside. `random` are train rows: "
+            "as near as real text is to itself.",
             markdown_table(["arm", "texts", *(MEASURES[name][0] for name in names)], lines),
         ]
     )

@@ -1,0 +1,34 @@
+"""The cosine of two targets, against one written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradmm_core.target_cosine import target_cosine
+
+
+def rows(values: np.ndarray) -> pd.DataFrame:
+    """Of two classes with two rows each."""
+    places = [(label, row) for label in (0, 1) for row in (0, 1)]
+    return pd.DataFrame(
+        {"label": [p[0] for p in places], "row": [p[1] for p in places], "values": list(values.reshape(4, -1))}
+    )
+
+
+def test_all_classes_are_one_vector_in_whatever_order_the_rows_are() -> None:
+    random = np.random.default_rng(0)
+    first, second = random.normal(size=(2, 12)).astype(np.float32)
+    dot = sum(float(a) * float(b) for a, b in zip(first, second, strict=True))
+    norms = [sum(float(a) ** 2 for a in each) ** 0.5 for each in (first, second)]
+    shuffled = rows(second).sample(frac=1, random_state=1)
+    assert target_cosine(rows(first), shuffled) == pytest.approx(dot / norms[0] / norms[1], rel=1e-12)
+    assert target_cosine(rows(first), rows(3 * first)) == pytest.approx(1.0)
+    assert target_cosine(rows(first), rows(0 * first)) == 0.0
+
+
+def test_targets_of_two_spaces_have_none() -> None:
+    target = rows(np.ones(8))
+    with pytest.raises(ValueError, match="spaces"):
+        target_cosine(target, target[1:])
