@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradmm_core.errors import InputError
+from gradmm_core.last_positions import last_mlp, only_last
 from gradmm_core.model_reference import ModelReference, unusable_model
 
 
@@ -76,10 +78,25 @@ class LanguageModel:
         self,
         input_ids: Int[Tensor, "batch tokens"] | None = None,
         inputs_embeds: Float[Tensor, "batch tokens hidden"] | None = None,
+        last: int | None = None,
     ) -> Float[Tensor, "batch tokens hidden"]:
-        """Last hidden states. Attention is causal, so right padding changes nothing before it."""
-        out = self.model.base_model(input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False)
+        """Last hidden states. Attention is causal, so right padding changes nothing before it.
+
+        Args:
+            last: only so many at the end are read; those before are not to be.
+        """
+        with only_last(self._last_mlp, last) if last and self._last_mlp else nullcontext():
+            out = self.model.base_model(input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False)
         return out.last_hidden_state
+
+    @cached_property
+    def _last_mlp(self) -> nn.Module | None:
+        return last_mlp(self.model.base_model, self.probe)
+
+    @property
+    def probe(self) -> Int[Tensor, "1 tokens"]:
+        """A few token ids, to try things with."""
+        return torch.arange(1, 9, device=self.device)[None] % self.embeddings.shape[0]
 
     def augment(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch width"]:
         """h~ in the head's dtype: h, with a one appended if the head has a bias."""
@@ -179,7 +196,7 @@ def check_model(language_model: LanguageModel, name: str) -> None:
     broken = next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)
     if broken is not None:
         raise InputError(f"{name!r} has NaN or infinite weights in {broken}", "model.name", "repair the model")
-    probe = torch.arange(1, 9, device=language_model.device)[None] % language_model.embeddings.shape[0]
+    probe = language_model.probe
     seen: list[tuple[Tensor, Tensor]] = []
     hook = model.get_output_embeddings().register_forward_hook(
         lambda _module, inputs, output: seen.append((inputs[0], output))

@@ -54,7 +54,8 @@ class HeadMatching:
 
     def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, " batch"]:
         """Matching losses, differentiable with respect to x."""
-        return self._losses(self._lm.hidden_states(inputs_embeds=self._free_text(x)))
+        read = self._free_text.response_ids.shape[1]
+        return self._losses(self._lm.hidden_states(inputs_embeds=self._free_text(x), last=read))
 
     def with_logits(
         self, x: Float[Tensor, "batch tokens hidden"]

@@ -21,7 +21,7 @@ def _core(*names: str) -> tuple[str, ...]:
     return tuple(f"gradmm_core.{name}" for name in names)
 
 
-_MODEL = _core("model_reference", "wording", "language_model", "template", "head_gradient")
+_MODEL = _core("model_reference", "wording", "last_positions", "language_model", "template", "head_gradient")
 _SPACE = _core("vocabulary", "opening", "public_text", "target_space", "target_table")
 _FILTERS = _core("filters", "variety")
 _FULL_GRADIENT = _core("full_gradient", "matching")
