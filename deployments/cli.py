@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from deployments.local_run import local_run, progress_on_stderr
 from deployments.options import add_changes, add_recipe, add_root, parse_location, read_recipe
 from deployments.study_commands import add_studies
-from gradmm_core.errors import InputError
+from gradmm_core.errors import InputError, WithheldError
 from gradmm_core.location import Location, reach, read_bytes
 
 OK, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
@@ -26,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return options.command(options)
+        with _for_the_owner_only():
+            return options.command(options)
     except InputError as error:
         print(f"gradmm: {error}", file=sys.stderr)
         return YOURS
@@ -39,9 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return YOURS
+    except WithheldError as error:
+        print(f"gradmm: {error}", file=sys.stderr)
+        return OURS
     except KeyboardInterrupt:
         print("gradmm: stopped; finished stages and shards are kept, the same command goes on", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def _for_the_owner_only() -> Iterator[None]:
+    """What is written within, by the servers and workers that are started too, is for nobody else to read."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _parser() -> argparse.ArgumentParser:

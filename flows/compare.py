@@ -16,7 +16,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.compare import compare as compare_stage
 
 
-@flow(name="gradmm-compare", persist_result=False)
+@flow(name="gradmm-compare", persist_result=False, result_serializer="json")
 def compare(
     recipe: Recipe,
     root: Location = Path("gradmm-root"),

@@ -29,7 +29,7 @@ from tasks.mia_audit import mia_audit as mia_audit_stage
 from tasks.privacy_budget import composed_guarantee
 
 
-@flow(name="gradmm", persist_result=False)
+@flow(name="gradmm", persist_result=False, result_serializer="json")
 def distil(
     name: str,
     data: s.DataSettings,

@@ -5,6 +5,7 @@
     <root>/unfinished/                      what stages that are at work, or were killed, would go on from
     <root>/results/                         Prefect's records of finished stages, a few hundred bytes each
     <root>/plots/                           the plots of Prefect's pages; deleting them loses nothing
+    <root>/errors/                          messages that may quote private records (`withheld`); to be deleted
 
 The root is a folder, or a URL of an object store (`location`). Files are published whole or not at all: written
 beside their place under a temporary name, then renamed; an object's write is atomic by itself. A store also holds
@@ -89,6 +90,10 @@ class Root(BaseModel, frozen=True):
         return self.path / "results"
 
     @property
+    def errors(self) -> Location:
+        return self.path / "errors"
+
+    @property
     def runs(self) -> Location:
         return self.path / "runs"
 
@@ -105,7 +110,8 @@ class Root(BaseModel, frozen=True):
             prove_exclusive(self.path / ".probe")
             return
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self.path)
+            make_private(self.path / "results")  # before Prefect does, which would let everybody in
             with tempfile.TemporaryFile(dir=self.path) as probe:
                 probe.write(b"x" * 4096)
         except OSError as error:
@@ -159,7 +165,7 @@ def publish(path: Location, content: bytes) -> None:
     if not isinstance(path, Path):
         put(path, content)
         return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(path.parent)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -170,6 +176,14 @@ def publish(path: Location, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder, and what it lies in, where missing: for their owner only."""
+    for parent in reversed(folder.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def file_digest(path: Location) -> str:

@@ -204,7 +204,7 @@ def _usual_text_column(names: Sequence[str], where: str) -> str:
     usual = {"text", "sentence"}.intersection(names)
     if len(usual) != 1:
         raise InputError(
-            f"{'both' if usual else 'neither'} of 'text' and 'sentence' among the columns {_listed(names)}",
+            f"{'both' if usual else 'neither'} of 'text' and 'sentence' among {_columns(names)}",
             where,
             "set data.text_column",
         )
@@ -214,7 +214,9 @@ def _usual_text_column(names: Sequence[str], where: str) -> str:
 def _texts(table: pa.Table, name: str, where: str) -> np.ndarray:
     column = _column(table, name, "data.text_column", where)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise InputError(f"the column {name!r} holds {column.type}, not text", where, "set data.text_column")
+        raise InputError(
+            f"the column {name!r} holds {_kind(column.type)}, not text", where, "set data.text_column"
+        )
     if column.null_count:
         row = column.is_null().to_numpy().argmax()
         raise InputError(f"row {row} has no text", where, "remove the row")
@@ -225,10 +227,10 @@ def _labels(table: pa.Table, name: str, where: str) -> np.ndarray:
     """Integers, also where they are written as text or, as pandas does for a column with gaps, as floats."""
     column = _column(table, name, "data.label_column", where)
     if not any(is_type(column.type) for is_type in _LABEL_TYPES):
-        problem = f"the column {name!r} holds {column.type}, not integers"
+        problem = f"the column {name!r} holds {_kind(column.type)}, not integers"
         raise InputError(problem, where, "set data.label_column")
     numbers = np.asarray(pd.to_numeric(column.to_pandas(), errors="coerce"), dtype=float)
-    whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
+    whole = (np.abs(numbers) < 2**53) & (numbers == np.floor(numbers))  # floats beyond are no exact integers
     if not whole.all():
         row = int(whole.argmin())
         problem = "a label that is not an integer" if column[row].is_valid else "no label"
@@ -248,12 +250,27 @@ _LABEL_TYPES = (
 def _column(table: pa.Table, name: str, setting: str, where: str) -> pa.ChunkedArray:
     count = table.column_names.count(name)
     if count == 0:
-        problem = f"no column {name!r} among the columns {_listed(table.column_names)}"
+        problem = f"no column {name!r} among {_columns(table.column_names)}"
         raise InputError(problem, where, f"set {setting}")
     if count > 1:
         raise InputError(f"{count} columns are called {name!r}", where, "rename all but one")
     column = table[name]
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _columns(names: Sequence[str]) -> str:
+    """The columns by name. Names that do not look like names may be a record: a file's first, without a header."""
+    if all(name.isidentifier() and len(name) <= _LONGEST_NAME for name in names):
+        return f"the columns {_listed(names)}"
+    return f"the {len(names)} columns (their names look like a row's values: is there a header?)"
+
+
+_LONGEST_NAME = 40
+
+
+def _kind(kind: pa.DataType) -> str:
+    """A type without the names of its fields, which may be a record's."""
+    return re.sub(r"\bstruct<.*>", "struct", str(kind), flags=re.DOTALL)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -287,8 +304,8 @@ def _local_tables(folder: str, split: str) -> Iterator[tuple[str, pa.Table]]:
             table = _READERS[file.suffix](file)
             table.validate(full=True)  # among others, that strings are UTF-8
         except (pa.ArrowException, OSError) as error:
-            problem = f"cannot be read ({_first_line(error)})"
-            raise InputError(problem, str(file), "write the file again") from error
+            problem = re.sub(r"Column\(.*\)", "a column", _first_line(error))  # its name may be a record's
+            raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
         yield str(file), table
 
 
@@ -303,7 +320,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     choices = [
         *([file] for file in files if file.stem == split),
         [file for file in files if part.fullmatch(file.name)],
-        _data_files(folder / split) if (folder / split).is_dir() else [],
+        _data_files(folder / split) if os.path.isdir(folder / split) else [],
     ]
     choices = [choice for choice in choices if choice]
     if not choices:

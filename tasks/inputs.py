@@ -15,6 +15,7 @@ from gradmm_core.errors import InputError
 from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.recipe import Recipe
 from gradmm_core.settings import DataSettings, ModelSettings
+from gradmm_core.withheld import without_messages
 from gradmm_core.wording import ResponseTemplate
 from tasks.stage import RunContext, SplitReference
 
@@ -34,7 +35,7 @@ class DataReference(BaseModel, frozen=True):
     test: SplitReference
 
 
-@task(name="demo_material", persist_result=False)
+@task(name="demo_material", persist_result=False, result_serializer="json")
 def demo_material(recipe: Recipe, root: Root) -> Recipe:
     """Makes the demo's data and model if the recipe names them, and puts their folders in their place."""
     if DEMO not in (recipe.data.path, recipe.model.name):
@@ -48,11 +49,15 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
     return recipe.model_copy(update={"data": data, "model": model})
 
 
-@task(name="dataset_fingerprint", persist_result=False)
+@task(name="dataset_fingerprint", persist_result=False, result_serializer="json")
 def dataset_fingerprint(context: RunContext) -> DataReference:
     """Reads the data afresh and names it by its content."""
     _splits.cache_clear()
-    splits = _splits(context.data, context.labels, context.seed)  # pyright: ignore[reportArgumentType]
+    splits = without_messages(
+        lambda: _splits(context.data, context.labels, context.seed),  # pyright: ignore[reportArgumentType]
+        "dataset_fingerprint",
+        context.root.errors,
+    )
     return DataReference(
         train=_reference("train", splits.train),
         validation=_reference("validation", splits.validation),
@@ -60,7 +65,7 @@ def dataset_fingerprint(context: RunContext) -> DataReference:
     )
 
 
-@task(name="model_fingerprint", persist_result=False)
+@task(name="model_fingerprint", persist_result=False, result_serializer="json")
 def model_fingerprint(settings: ModelSettings) -> ModelReference:
     """Pins the model to a digest or commit."""
     return resolve_model(settings)

@@ -14,7 +14,7 @@ from tasks.stage import RunContext
 from tasks.target_gradient import STAGE, ledger_of, planned_release
 
 
-@task(name="privacy_budget", persist_result=False)
+@task(name="privacy_budget", persist_result=False, result_serializer="json")
 def privacy_budget(context: RunContext, making: dict[str, Any]) -> None:
     """Refuses a run that could only pass the budget, before any private data are read.
 

@@ -27,6 +27,7 @@ from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.location import Location
 from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import DataSettings, Settings
+from gradmm_core.withheld import without_messages
 from tasks.stages import STAGES
 
 logger = logging.getLogger("gradmm_core.stage")
@@ -142,7 +143,7 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]],
 
     The task writes them as the stage's Parquet and returns the small reference to it. The function's first
     parameter is the `RunContext`; all others decide the result. A function with a parameter `publication` writes
-    its Parquet itself and returns the reference.
+    its Parquet itself and returns the reference. Of one that is given a split, errors do not say what they quote.
     """
 
     def decorate(work: Callable[..., Outcome | StageArtifact]) -> Task[..., StageArtifact]:
@@ -158,9 +159,14 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]],
             context: RunContext = inputs["context"]
             place = Publication(context.root, stage, stage_key(stage, inputs), _record(stage, inputs))
             logger.info("%s starts", stage)
-            if publishes_itself:
-                return work(**inputs, publication=place)  # pyright: ignore[reportReturnType]
-            return place.publish(*work(**inputs))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+            def publish() -> StageArtifact:
+                if publishes_itself:
+                    return work(**inputs, publication=place)  # pyright: ignore[reportReturnType]
+                return place.publish(*work(**inputs))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+            reads_records = any(isinstance(value, SplitReference) for value in inputs.values())
+            return without_messages(publish, stage, context.root.errors) if reads_records else publish()
 
         # What Prefect binds its arguments by.
         setattr(run, "__signature__", signature)  # noqa: B010  (the type checker knows no such attribute)

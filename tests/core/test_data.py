@@ -252,6 +252,35 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
     assert "secret" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("csv", "a secret text,0\nanother,1\n", "among the 2 columns (their names look like a row's values"),
+        ("jsonl", '{"a secret text": 1, "label": 0}\n', "among the 2 columns (their names look like"),
+        ("jsonl", '{"text": {"a secret": 1}, "label": 0}\n', "the column 'text' holds struct, not text"),
+        ("jsonl", '{"text": [{"a secret": 1}], "label": 0}\n', "holds list<item: struct, not text"),
+        ("jsonl", '{"text": "a", "label": {"secret": 1}}\n', "the column 'label' holds struct, not integers"),
+        (
+            "jsonl",
+            '{"text": {"a secret)": 1}}\n{"text": {"a secret)": "x"}}\n',
+            "cannot be read (JSON parse error: a column changed from number to string in row 1)",
+        ),
+    ],
+)
+def test_records_in_the_place_of_names_are_not_quoted(folder: Path, name: str, content: str, problem: str) -> None:
+    (folder / f"train.{name}").write_text(content)
+    message = refusal(folder)
+    assert problem in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize("label", [2**53, 2**63, 2**64 - 1, -(2**53), 1e300])
+def test_a_label_beyond_exact_integers_is_none(folder: Path, label: float) -> None:
+    kind = pa.float64() if isinstance(label, float) else pa.int64() if label < 2**63 else pa.uint64()
+    write_parquet(pa.table({"text": ["x"], "label": pa.array([label], kind)}), folder / "train")
+    assert "row 0 has a label that is not an integer" in refusal(folder)
+
+
 def test_truncated_parquet_is_refused(folder: Path) -> None:
     write_parquet(table_of(ROWS), folder / "train")
     whole = (folder / "train.parquet").read_bytes()

@@ -264,7 +264,7 @@ def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Stop(Exception):
+    class Stop(BaseException):
         pass
 
     def stop(*_: object) -> None:

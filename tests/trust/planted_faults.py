@@ -1,0 +1,85 @@
+"""Runs of one private recipe in one process: a whole one, and ones that fail where private records are read.
+
+    python -m tests.trust.planted_faults RECIPE.yaml ROOT BAD_DATA_FOLDER...
+
+Each line of what it prints with `#` in front says which run begins, or with which status one ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from deployments.cli import _configure_prefect, _for_the_owner_only, main
+
+#: The stages that read private records, after their fingerprint has been taken.
+READERS = ("target_gradient", "finetune_eval", "mia_audit", "memorisation")
+
+
+def failing_reader(good_calls: int, kind: type[Exception]) -> Any:
+    """Reads the splits; from some call on it fails with errors that quote records, one caused by another."""
+    from gradmm_core.data import load_splits
+
+    calls = 0
+
+    def read(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        splits = load_splits(*arguments)
+        if calls <= good_calls:
+            return splits
+        try:
+            raise KeyError(splits.train.texts[0])
+        except KeyError as error:
+            told = f"TextEncodeInput must be str, not {splits.train.texts[1]!r}"
+            raise (kind("a bad row", "train", "mend it") if _is_input_error(kind) else kind(told)) from error
+
+    read.cache_clear = lambda: None  # pyright: ignore[reportFunctionMemberAccess]
+    return read
+
+
+def _is_input_error(kind: type[Exception]) -> bool:
+    from gradmm_core.errors import InputError
+
+    return issubclass(kind, InputError)
+
+
+def run(name: str, *arguments: str) -> None:
+    print(f"# {name} begins", flush=True)
+    try:
+        status = main(["run", *arguments, "--verbose"])
+    except Exception:  # as Python itself would
+        traceback.print_exc()
+        status = 1
+    print(f"# {name} ended with {status}", flush=True)
+
+
+def runs(recipe: str, root: str, bad_data: list[str]) -> None:
+    import tasks.inputs
+    from gradmm_core.errors import InputError
+
+    whole = (recipe, "--root", root)
+    run("whole", *whole)
+    with mock.patch.object(tasks.inputs, "_splits", failing_reader(0, TypeError)):
+        run("dataset_fingerprint", *whole)
+    for stage in READERS:
+        with mock.patch.object(tasks.inputs, "_splits", failing_reader(1, TypeError)):
+            run(stage, *whole, "--force", stage)
+    with mock.patch.object(tasks.inputs, "_splits", failing_reader(1, InputError)):
+        run("input_error", *whole, "--force", "memorisation")
+    for folder in bad_data:
+        run(f"data {Path(folder).name}", *whole, "--set", f"data.path={folder}")
+    run("budget", *whole, "--set", "privacy.budget_epsilon=1", "--set", "privacy.clipping_norm=0.5")
+
+
+if __name__ == "__main__":
+    _configure_prefect(verbose=True)
+    from deployments.prefect_server import server_of_one_run
+
+    with _for_the_owner_only(), server_of_one_run() as server:
+        assert server is not None
+        server.wait()
+        runs(sys.argv[1], sys.argv[2], sys.argv[3:])
