@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradmm_core.errors import InputError
+from gradmm_core.errors import InputError, printable
 from gradmm_core.location import Location, location, reach, read_bytes
 from gradmm_core.study_record import TABLES
 
@@ -87,6 +87,11 @@ class Difference:
     second: Any
 
 
+def _shown(text: str) -> Text:
+    """Without markup, to which a `[red]` in a name would belong, and without what controls terminals."""
+    return Text(printable(text))
+
+
 def past_runs(root: Location) -> tuple[list[PastRun], list[InputError]]:
     """The runs under a root, newest first, and what is wrong with each folder there that holds none."""
     reach(root)
@@ -138,15 +143,12 @@ def differences(first: PastRun, second: PastRun) -> list[Difference]:
 
 
 def print_runs(runs: list[PastRun], faults: list[InputError], root: Location) -> None:
-    """A line for each run; what is no run is told on stderr.
-
-    Names and paths are printed as they are: to rich, a `[red]` in a string would be markup.
-    """
+    """A line for each run; what is no run is told on stderr."""
     for fault in faults:
         print(f"gradmm: skipped {fault}", file=sys.stderr)
     console = _console()
     if not runs:
-        console.print(Text(f"no runs under {root}"), soft_wrap=True)
+        console.print(_shown(f"no runs under {root}"), soft_wrap=True)
         return
     table = _run_table(runs, root)
     if Console(width=10 * WIDE).measure(table).maximum > console.width:
@@ -157,7 +159,7 @@ def print_runs(runs: list[PastRun], faults: list[InputError], root: Location) ->
 def _run_table(runs: list[PastRun], root: Location, narrow: bool = False) -> Table:
     """A row for each run. A narrow table leaves out what a run's id says too, and the lines between columns."""
     look: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0, "show_edge": False} if narrow else {}
-    table = Table(title=Text(f"runs under {root}"), title_justify="left", **look)
+    table = Table(title=_shown(f"runs under {root}"), title_justify="left", **look)
     table.add_column("run", no_wrap=True, min_width=max(len(run.run_id) for run in runs))
     if not narrow:
         table.add_column("recipe")
@@ -167,9 +169,9 @@ def _run_table(runs: list[PastRun], root: Location, narrow: bool = False) -> Tab
     for run in runs:
         evaluation = run.figures("finetune_eval")
         cached = sum(stage.cached for stage in run.stages)
-        name_and_time = (Text(str(run.recipe.get("name", ""))), f"{run.started.astimezone(UTC):%Y-%m-%d %H:%M}")
+        name_and_time = (_shown(str(run.recipe.get("name", ""))), f"{run.started.astimezone(UTC):%Y-%m-%d %H:%M}")
         table.add_row(
-            Text(run.run_id),
+            _shown(run.run_id),
             *(() if narrow else name_and_time),
             _duration(run.seconds),
             _epsilon(run.guarantee),
@@ -186,19 +188,21 @@ def print_differences(first: PastRun, second: PastRun) -> None:
     console = _console()
     if not found:
         both = f"{first.run_id} and {second.run_id}"
-        console.print(Text(f"{both}: the same settings, data, model, code, libraries and figures"), soft_wrap=True)
+        console.print(
+            _shown(f"{both}: the same settings, data, model, code, libraries and figures"), soft_wrap=True
+        )
         return
     table = Table(title="what differs", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("name", overflow="fold")
     for run in (first, second):
-        table.add_column(Text(run.run_id), overflow="fold")
+        table.add_column(_shown(run.run_id), overflow="fold")
     for i, difference in enumerate(found):
         begins = i == 0 or found[i - 1].group != difference.group
         if begins and i:
             table.add_section()
         group = difference.group if begins else ""
-        table.add_row(group, *(Text(cell) for cell in (difference.name, *_as_words(difference))))
+        table.add_row(group, *(_shown(cell) for cell in (difference.name, *_as_words(difference))))
     console.print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from gradmm_core.errors import InputError
@@ -52,7 +53,7 @@ def _find(name: str, folder: Path, kind: str, argument: str) -> Path:
     if name in names:
         return folder / f"{name}.yaml"
     if name.endswith((".yaml", ".yml")):
-        if Path(name).is_file():
+        if os.path.isfile(name):
             return Path(name)
         fix = f"give the path of a {kind}, or a name from `gradmm recipes`"
         raise InputError(f"no file {name!r}", argument, fix)

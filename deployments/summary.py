@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradmm_core.artifacts import Root
-from gradmm_core.errors import InputError
+from gradmm_core.errors import InputError, printable
 from gradmm_core.ledger import Ledger, release_of
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def print_summary(record: RunRecord, root: Root) -> None:
     """What each stage did, what the texts are worth, what is guaranteed, and where it all is."""
-    console = Console()
+    console = Console(markup=False)
     table = Table(title=f"{record.recipe.name}: {record.run_id}", title_justify="left")
     for heading in ("stage", "rows", "result", "time", "memory", ""):
         table.add_column(heading, justify="right" if heading in ("rows", "time", "memory") else "left")
@@ -39,9 +39,9 @@ def print_summary(record: RunRecord, root: Root) -> None:
 
 def print_privacy(recipe: Recipe, ledger: Ledger) -> None:
     """All releases from a recipe's data, and what the next one may cost."""
-    console = Console()
-    entries = ledger.entries()
-    table = Table(title=f"releases from {recipe.ledger}", title_justify="left")
+    console = Console(markup=False)
+    entries, name = ledger.entries(), printable(recipe.ledger)
+    table = Table(title=f"releases from {name}", title_justify="left")
     for heading in ("time (UTC)", "recipe", "epsilon", "delta", "sigma", "C", "adjacency", "target", "artifact"):
         table.add_column(heading)
     for entry in entries:
@@ -60,7 +60,7 @@ def print_privacy(recipe: Recipe, ledger: Ledger) -> None:
     if entries:
         console.print(table)
     else:
-        console.print(f"no private release from {recipe.ledger} yet", highlight=False, soft_wrap=True)
+        console.print(f"no private release from {name} yet", highlight=False, soft_wrap=True)
     console.print(f"ledger: {ledger.file}", highlight=False, soft_wrap=True)
     mechanism = gaussian_mechanism(recipe.privacy)
     if mechanism is None:
@@ -81,7 +81,7 @@ def print_privacy(recipe: Recipe, ledger: Ledger) -> None:
 
 def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
     """What each test certified, next to what it can see at all."""
-    console = Console()
+    console = Console(markup=False)
     tests = (audit.repeated_draws, audit.one_run)
     table = Table(
         title=f"audit of epsilon {mechanism.epsilon:g}, delta {mechanism.delta:.3g}", title_justify="left"

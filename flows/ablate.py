@@ -18,7 +18,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.ablate import ablate as ablate_stage
 
 
-@flow(name="gradmm-ablate", persist_result=False)
+@flow(name="gradmm-ablate", persist_result=False, result_serializer="json")
 def ablate(
     recipe: Recipe,
     ablations: tuple[Ablation, ...],

@@ -16,7 +16,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.distribution import distribution as distribution_stage
 
 
-@flow(name="gradmm-distribution", persist_result=False)
+@flow(name="gradmm-distribution", persist_result=False, result_serializer="json")
 def distribution(
     recipe: Recipe,
     root: Location = Path("gradmm-root"),

@@ -16,7 +16,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.epsilon import epsilon as epsilon_stage
 
 
-@flow(name="gradmm-epsilon", persist_result=False)
+@flow(name="gradmm-epsilon", persist_result=False, result_serializer="json")
 def epsilon(
     recipe: Recipe,
     root: Location = Path("gradmm-root"),

@@ -16,7 +16,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.scarce import scarce as scarce_stage
 
 
-@flow(name="gradmm-scarce", persist_result=False)
+@flow(name="gradmm-scarce", persist_result=False, result_serializer="json")
 def scarce(
     recipe: Recipe,
     root: Location = Path("gradmm-root"),

@@ -18,7 +18,7 @@ from tasks.inputs import model_fingerprint
 from tasks.transfer import transfer as transfer_stage
 
 
-@flow(name="gradmm-transfer", persist_result=False)
+@flow(name="gradmm-transfer", persist_result=False, result_serializer="json")
 def transfer(
     recipe: Recipe,
     models: tuple[str, ...],

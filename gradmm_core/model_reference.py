@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -23,7 +24,7 @@ class ModelReference(BaseModel, frozen=True):
     @property
     def source(self) -> str:
         """What transformers loads from: the folder, or the hub id."""
-        return self.name if self.revision else str(Path(self.name).expanduser())
+        return self.name if self.revision else os.path.expanduser(self.name)
 
     @property
     def key(self) -> str:
@@ -37,8 +38,8 @@ def resolve_model(settings: ModelSettings) -> ModelReference:
     Raises:
         InputError: if the folder or the hub's model cannot be found.
     """
-    folder = Path(settings.name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(settings.name))
+    if os.path.isdir(folder):
         revision, digest = None, _folder_digest(folder)
     elif folder.is_absolute() or settings.name.startswith((".", "~")) or settings.name.count("/") > 1:
         raise InputError(f"no folder {settings.name!r}", "model.name", "give a model folder or a hub id")
@@ -56,7 +57,10 @@ def resolve_model(settings: ModelSettings) -> ModelReference:
 def unusable_model(name: str, error: Exception) -> InputError:
     """What to raise where transformers cannot load a model."""
     first_line = str(error).strip().partition("\n")[0]
-    return InputError(f"{name!r} cannot be loaded ({first_line})", "model.name", "give a causal language model")
+    fix = "give a causal language model with safetensors weights"
+    if "trust_remote_code" in str(error):
+        fix = "read its Python and set model.trust_remote_code, or give one that needs none"
+    return InputError(f"{name!r} cannot be loaded ({first_line or type(error).__name__})", "model.name", fix)
 
 
 def _folder_digest(folder: Path) -> str:

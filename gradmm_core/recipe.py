@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import reprlib
 from collections.abc import Hashable, Iterable, Mapping
@@ -28,18 +29,21 @@ from gradmm_core.settings import (
     MiaAuditSettings,
     ModelSettings,
     PrivacySettings,
+    Seed,
     Settings,
     TargetGradientSettings,
     TemplateSettings,
 )
 
 T = TypeVar("T")
+#: Bytes. A recipe takes a few thousand, and parsing takes a second for each million.
+LARGEST_FILE = 2**20
 
 
 class Recipe(Settings):
     """One data set's distillation, stage by stage. Its field names are the names that `--set` takes."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)]
     description: str = ""
     data: DataSettings
     classes: Annotated[tuple[ClassSettings, ...], Field(min_length=2)]
@@ -54,7 +58,7 @@ class Recipe(Settings):
     finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
     mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
     mia_audit: MiaAuditSettings = MiaAuditSettings()
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     execution: ExecutionSettings = ExecutionSettings()
 
     @property
@@ -133,8 +137,8 @@ class Recipe(Settings):
             return self.privacy.ledger
         if self.data.path is None:
             return "/".join(filter(None, [self.data.hub, self.data.hub_config]))
-        path = Path(self.data.path).expanduser()
-        return str(path.resolve() if path.exists() else path)
+        path = Path(os.path.expanduser(self.data.path))  # pathlib's own refuses users that there are not
+        return str(path.resolve() if os.path.exists(path) else path)
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None = None) -> Recipe:
@@ -163,7 +167,9 @@ def read_yaml(path: Path, kind: type[T]) -> T:
         InputError: for a file that cannot be read, or that holds something else.
     """
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError("is larger than 1 MiB", str(path), "give a YAML file of settings")
+        values = _parsed(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"cannot be read ({problem})", str(path), "give a YAML file of settings") from error
@@ -192,12 +198,28 @@ def merged_settings(values: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, A
     return merged
 
 
+def _parsed(text: str) -> Any:
+    """The values of a YAML text.
+
+    Raises:
+        yaml.YAMLError: for every text that is none.
+    """
+    try:
+        return yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # of PyYAML's own constructors: a 99th of a month, an `!!int` that is none, ...
+        raise yaml.YAMLError(f"a value that cannot be, or too many levels: {type(error).__name__}") from error
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML without repeated keys: a second `privacy:` block would otherwise silently undo the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "found a key that is no word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"found the key {key.value!r} twice", key.start_mark
@@ -206,7 +228,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def validate_recipe(values: Mapping[str, Any], where: str) -> Recipe:
+def validate_recipe(values: Mapping[Any, Any], where: str) -> Recipe:
     """A `Recipe` from plain values; every validation problem becomes one `InputError` line."""
     try:
         return Recipe.model_validate(values)
@@ -224,7 +246,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if not separator or not all(keys):
         raise InputError(f"{override!r} is not of the form a.b=value", "--set", "for example --set seed=1")
     try:
-        value = yaml.safe_load(text)
+        value = _parsed(text)
     except yaml.YAMLError as error:
         raise InputError(f"{text!r} is not a YAML value", f"--set {name}", "quote it") from error
     node: Any = values

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what every library's generator takes
 
 
 class Settings(BaseModel):
@@ -17,6 +18,14 @@ class Settings(BaseModel):
 
     #: Fields that decide how the work is done but not what comes out; they stay out of cache keys.
     runtime_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @field_validator("*")
+    @classmethod
+    def _has_no_nul(cls, value: Any) -> Any:
+        """The operating system takes a NUL in no path, and no person means one."""
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("a NUL character cannot be part of a setting")
+        return value
 
     def key_fields(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values: what a cache key is made of."""
@@ -257,7 +266,7 @@ class FinetuneEvalSettings(Settings):
     batch_size: Count = 16
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1e-5, 3e-5, 1e-4)
     evaluate_every: Count = 50
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     max_validation_rows: Count | None = 500
     max_test_rows: Count | None = None
     eval_batch_size: Count = 64

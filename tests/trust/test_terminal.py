@@ -1,0 +1,56 @@
+"""What strangers wrote into recipes and records is text on a terminal: it is no markup, and steers nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deployments.cli import main
+
+HOSTILE = "[/red][bold]x[/]\x1b[2J\x9b1m\u202eabc\x07"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> None:
+    """Runs a command that shows the hostile text, spelt out."""
+    assert main([str(argument) for argument in arguments]) == 0
+    out = capsys.readouterr().out
+    assert "".join(character for character in out if not character.isprintable()).strip("\n") == ""
+    assert "u202e" in "".join(out.split())
+    assert "[/red]" in out
+
+
+def test_a_ledgers_name_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(f"""
+name: tiny
+data: {{path: .}}
+model: {{name: .}}
+label_filter: {{enabled: false}}
+privacy: {{ledger: {json.dumps(HOSTILE)}}}
+classes:
+- {{label: 0, name: bad, verbaliser: " bad", instruction: a}}
+- {{label: 1, name: good, verbaliser: " good", instruction: b}}
+""")
+    printed(capsys, "privacy", recipe, "--root", tmp_path / "root")
+
+
+def test_the_record_of_a_run_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {
+        "run_id": HOSTILE,
+        "recipe": {"name": HOSTILE, HOSTILE: HOSTILE},
+        "guarantee": {"epsilon": None},
+        "data": {},
+        "model": {},
+        "started": "2026-01-01T00:00:00Z",
+        "seconds": 1.0,
+        "versions": {HOSTILE: HOSTILE},
+        "stages": [],
+    }
+    for name, record in {"one": run, "other": run | {"versions": {"a": HOSTILE}}}.items():
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(record))
+    printed(capsys, "runs", "--root", tmp_path)
+    printed(capsys, "diff", "one", "other", "--root", tmp_path)

@@ -1,0 +1,23 @@
+"""The law of all input: a result, or one `InputError` of one line that is safe on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gradmm_core.errors import InputError
+
+#: Characters of the longest line that is still one to read.
+LONGEST_LINE = 2000
+
+
+def told(work: Callable[[], Any], *hidden: str) -> Any:
+    """What `work` returns; or the line that it was refused with, in which none of `hidden` is."""
+    try:
+        return work()
+    except InputError as error:
+        line = str(error)
+    assert line.isprintable(), line
+    assert len(line) <= LONGEST_LINE, len(line)
+    assert not [text for text in hidden if text in line], line
+    return line
