@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.template import (
     Batch,
@@ -97,8 +98,15 @@ def predict(
     batch_size: int,
     context: Sequence[int] = (),
 ) -> Predictions:
-    """Classifies texts; the arguments are those of `class_logits`."""
+    """Classifies texts; the arguments are those of `class_logits`.
+
+    Raises:
+        InputError: if its logits are not finite.
+    """
     probabilities = class_logits(language_model, template, texts, batch_size, context).softmax(dim=1)
+    if not probabilities.isfinite().all():
+        fix = "set model.dtype=float32, or use another model"
+        raise InputError("the model gives texts logits that are not finite", "model.name", fix)
     labels = [template.labels[column] for column in probabilities.argmax(dim=1).tolist()]
     return Predictions(labels, probabilities)
 

@@ -15,11 +15,13 @@ from tqdm import tqdm
 
 from gradmm_core.admm import GenerationResult, Objective, admm, best_draws
 from gradmm_core.compute_meter import ComputeMeter
+from gradmm_core.errors import InputError
 from gradmm_core.filters import text_figures
 from gradmm_core.full_gradient import FullGradientMatching
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
 from gradmm_core.memory import in_parts_that_fit
+from gradmm_core.opening import Opening
 from gradmm_core.perplexity import log_perplexities
 from gradmm_core.projection import Projector
 from gradmm_core.readable import Readable
@@ -53,7 +55,11 @@ def generate(
         target: of this class, as `target_gradients` returns it; `space` is where it lives.
         text_tokens: n, the number of tokens that are optimised. Released texts are tokenised afresh, and their
             matching loss is that of the text as released.
+
+    Raises:
+        InputError: if instruction and text are too long for the model, or its numbers are not finite.
     """
+    Opening(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
     numbers = range(shard.start, shard.start + shard.count)
     title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
     objective: Objective
@@ -153,7 +159,7 @@ def _frame(
     token_ids = torch.cat([r.token_ids for r in results]).tolist()
     texts = [language_model.decode(ids).strip() for ids in token_ids]
     released = tokenise_texts(language_model.tokenizer, texts, template.max_text_tokens, "generation")
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "id": [f"{shard.label}-{number:05d}" for number in numbers],
             "label": shard.label,
@@ -167,6 +173,19 @@ def _frame(
             "loss_history": torch.cat([r.history for r in results], dim=1).T.tolist(),
         }
     )
+    _check_finite(frame, language_model)
+    return frame
+
+
+def _check_finite(frame: pd.DataFrame, language_model: LanguageModel) -> None:
+    if not np.isfinite(frame["matching_loss"]).all():
+        fix = "set model.dtype=float32, or use another model"
+        raise InputError("the model gives texts a matching loss that is not finite", "generation", fix)
+    if not np.isfinite(frame["log_perplexity"]).all():
+        problem = "a text of one token has no perplexity without a beginning-of-sequence token"
+        if language_model.tokenizer.bos_token_id is not None:
+            problem = "the model gives texts a log-perplexity that is not finite"
+        raise InputError(problem, "generation.text_tokens", "write longer texts, or use another model")
 
 
 @torch.no_grad()

@@ -25,13 +25,10 @@ def filter_labels(
     The exemplars are public and written by hand; before every text stand lines of exemplar + suffix + verbaliser.
     """
     lines = [f"{e.text}{wording.suffix}{wording.verbalisers[e.label]}\n" for e in settings.exemplars]
-    predictions = predict(
-        language_model,
-        template,
-        token_lists(texts),
-        batch_size=settings.batch_size,
-        context=language_model.encode("".join(lines)),
-    )
+    context, tokens = language_model.encode("".join(lines)), token_lists(texts)
+    longest = len(template.prefix) + len(context) + max(map(len, tokens), default=0) + len(template.suffix)
+    language_model.check_fits(longest, "a text after all exemplars", "label_filter.exemplars")
+    predictions = predict(language_model, template, tokens, batch_size=settings.batch_size, context=context)
     labels = texts["label"].to_numpy()
     own = pd.Index(template.labels).get_indexer(pd.Index(labels))
     agrees = np.array(predictions.labels) == labels

@@ -57,7 +57,21 @@ class LanguageModel:
         """What the tokenizer puts in front of every text (a beginning-of-sequence token, or nothing)."""
         with_specials = self.tokenizer("a")["input_ids"]
         without = self.encode("a")
-        return tuple(with_specials[: _find(with_specials, without)])
+        begin = _find(with_specials, without)
+        if begin is None:
+            raise InputError(
+                "its tokenizer splits a text otherwise where it adds special tokens",
+                "model.name",
+                "use a model whose tokenizer puts them around the text",
+            )
+        return tuple(with_specials[:begin])
+
+    def check_fits(self, tokens: int, what: str, where: str) -> None:
+        """Raises an InputError if an input of so many tokens is longer than the model has positions for."""
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if positions is not None and tokens > positions:
+            problem = f"{what} takes {tokens} tokens, and the model has {positions} positions"
+            raise InputError(problem, where, f"shorten it by {tokens - positions} tokens, or use another model")
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
@@ -132,6 +146,7 @@ def _load(reference: ModelReference, device: str, attention: str) -> LanguageMod
     model = read_pretrained(reference, device, attention)
     language_model = LanguageModel(model.eval().requires_grad_(False), _read_tokenizer(reference))
     check_model(language_model, reference.name)
+    check_tokenizer(language_model, reference.name)
     return language_model
 
 
@@ -158,7 +173,11 @@ def read_pretrained(reference: ModelReference, device: str, attention: str | Non
     except Exception as error:  # of all that a folder of strangers can make its readers stumble over
         raise unusable_model(reference.name, error) from error
     _fuse_activations(model)
-    return model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+    try:
+        return model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+    except (RuntimeError, AssertionError) as error:
+        problem = f"{device!r} cannot be used ({str(error).partition(chr(10))[0]})"
+        raise InputError(problem, "model.device", "set 'auto', 'cpu' or a device that is there") from error
 
 
 def _fuse_activations(model: nn.Module) -> None:
@@ -189,8 +208,8 @@ def check_model(language_model: LanguageModel, name: str) -> None:
     """Proves on a probe that head(body(x)) are the model's logits, from ids and from embeddings.
 
     Raises:
-        InputError: if weights are not finite, the logits are post-processed (capped, scaled), the head is
-            not the plain linear map, or feeding embeddings is not the same as feeding ids.
+        InputError: if weights or logits are not finite, the logits are post-processed (capped, scaled), the head
+            is not the plain linear map, or feeding embeddings is not the same as feeding ids.
     """
     model = language_model.model
     broken = next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)
@@ -205,6 +224,9 @@ def check_model(language_model: LanguageModel, name: str) -> None:
         logits = model(input_ids=probe, use_cache=False).logits
     finally:
         hook.remove()
+    if not logits.isfinite().all():
+        fix = "set model.dtype=float32" if language_model.body_dtype == torch.float16 else "repair the model"
+        raise InputError(f"{name!r} gives NaN or infinite logits", "model.name", fix)
     head_input, head_output = seen[0]
     hidden = language_model.hidden_states(input_ids=probe)
     by_embedding = language_model.hidden_states(inputs_embeds=language_model.embed(probe))
@@ -226,6 +248,14 @@ def check_model(language_model: LanguageModel, name: str) -> None:
             )
 
 
+def check_tokenizer(language_model: LanguageModel, name: str) -> None:
+    """Raises an InputError if the tokenizer has tokens, perhaps added ones, that the model cannot embed."""
+    largest, rows = max(language_model.tokenizer.get_vocab().values()), language_model.embeddings.shape[0]
+    if largest >= rows:
+        problem = f"the tokenizer of {name!r} has a token {largest}, and the model {rows} embeddings"
+        raise InputError(problem, "model.name", "resize the model's embeddings, or take the token away")
+
+
 def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     if actual.shape != expected.shape:
         return False
@@ -233,5 +263,5 @@ def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-def _find(sequence: list[int], part: list[int]) -> int:
-    return next(i for i in range(len(sequence)) if sequence[i : i + len(part)] == part)
+def _find(sequence: list[int], part: list[int]) -> int | None:
+    return next((i for i in range(len(sequence)) if sequence[i : i + len(part)] == part), None)

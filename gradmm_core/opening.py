@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
 
 
@@ -19,6 +20,12 @@ class Opening:
     def __init__(self, language_model: LanguageModel, instruction: str) -> None:
         self._lm = language_model
         self._ids = [*language_model.prefix_ids, *language_model.encode(instruction)]
+        if not self._ids:
+            raise InputError(f"the instruction {instruction!r} has no tokens", "classes", "write one with words")
+
+    def check_room(self, tokens: int, where: str) -> None:
+        """Raises an InputError if the model has no positions for so many tokens after the instruction."""
+        self._lm.check_fits(len(self._ids) + tokens, f"an instruction with a text of {tokens} tokens", where)
 
     def begin(self, batch: int) -> tuple[Any, Float[Tensor, "batch hidden"]]:
         """A key-value cache of its own for `batch` texts, and the hidden state that predicts the first token."""

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradmm_core.errors import InputError
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.opening import Opening
@@ -105,9 +106,12 @@ def public_texts(
     allowed = allowed_tokens(language_model, "any")
     tokens = min(settings.public_text_tokens, template.max_text_tokens)
     uniforms = np.random.default_rng(SEED).random((settings.public_texts, tokens))
+    openings = {label: Opening(language_model, words) for label, words in instructions.items()}
+    for opening in openings.values():
+        opening.check_room(tokens, "target_gradient.public_text_tokens")
     return {
-        label: write_texts(language_model, allowed, Opening(language_model, words), uniforms).tolist()
-        for label, words in instructions.items()
+        label: write_texts(language_model, allowed, opening, uniforms).tolist()
+        for label, opening in openings.items()
     }
 
 
@@ -151,7 +155,14 @@ def _mean(
     total = torch.zeros(())
     for batch in batches:
         total = total + batch.clipped_sum(clipping_norm)
+    _check_finite(total)
     return total / count
+
+
+def _check_finite(total: Tensor) -> None:
+    if not total.isfinite().all():
+        fix = "set model.dtype=float32, or use another model"
+        raise InputError("gradients of the model's own text are not finite", "target_space", fix)
 
 
 def _leading_directions(batches: Iterator[HeadGradients], count: int) -> Float[Tensor, "width dimensions"]:
@@ -161,6 +172,7 @@ def _leading_directions(batches: Iterator[HeadGradients], count: int) -> Float[T
         present = batch.residual.abs().sum(dim=2, keepdim=True) > 0  # not at padding
         hidden = (batch.hidden * present).flatten(0, 1)
         gram = gram + hidden.mT @ hidden
+    _check_finite(gram)
     vectors = torch.linalg.eigh(gram.cpu()).eigenvectors  # ascending
     return vectors[:, -count:].flip(1)
 

@@ -62,7 +62,8 @@ def tokenise_template(language_model: LanguageModel, template: ResponseTemplate)
     """Tokenises suffix and verbalisers.
 
     Raises:
-        InputError: if a verbaliser has no tokens, or two share their first token.
+        InputError: if a verbaliser has no tokens, or two share their first token; or if a text of the greatest
+            length does not fit the model.
     """
     responses: dict[int, tuple[int, ...]] = {}
     owner: dict[int, str] = {}
@@ -78,12 +79,17 @@ def tokenise_template(language_model: LanguageModel, template: ResponseTemplate)
             )
         owner[tokens[0]] = verbaliser
         responses[label] = tokens
-    return TokenisedTemplate(
+    tokenised = TokenisedTemplate(
         language_model.prefix_ids,
         tuple(language_model.encode(template.suffix)),
         responses,
         template.max_text_tokens,
     )
+    longest_tail = max(len(tokenised.tail(label)) for label in tokenised.labels)
+    longest = len(tokenised.prefix) + tokenised.max_text_tokens + longest_tail
+    what = f"a text of {tokenised.max_text_tokens} tokens with suffix and verbaliser"
+    language_model.check_fits(longest, what, "template.max_text_tokens")
+    return tokenised
 
 
 def tokenise_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str) -> list[list[int]]:
