@@ -8,8 +8,9 @@
     <root>/errors/                          messages that may quote private records (`withheld`); to be deleted
 
 The root is a folder, or a URL of an object store (`location`). Files are published whole or not at all: written
-beside their place under a temporary name, then renamed; an object's write is atomic by itself. A store also holds
-`.probe`, by which it has shown that it can be used, and in a run's folder `taken`, by which the run got it.
+beside their place under a temporary name, then renamed (`temporary`); an object's write is atomic by itself. A
+store also holds `.probe`, by which it has shown that it can be used, and in a run's folder `taken`, by which the
+run got it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pydantic import BaseModel, model_validator
 from gradmm_core.errors import InputError
 from gradmm_core.location import Location, prove_exclusive, put, read_bytes
 from gradmm_core.schemas import SCHEMAS
+from gradmm_core.temporary import sweep, temporary_file
 
 #: The key of the stage's record in a Parquet's own metadata.
 METADATA_KEY = b"gradmm"
@@ -103,6 +105,8 @@ class Root(BaseModel, frozen=True):
     def prepare(self) -> None:
         """Makes the folder, private to its owner, and proves that it, or the object store, can be written.
 
+        What killed runs have left there under temporary names is removed.
+
         Raises:
             InputError: if it cannot.
         """
@@ -118,6 +122,8 @@ class Root(BaseModel, frozen=True):
             raise InputError(
                 f"{str(self.path)!r} cannot be written ({error.strerror})", "--root", "choose another folder"
             ) from error
+        for folder in ("stages", "runs", "unfinished", "plots"):
+            sweep(self.path / folder)
 
     def find_stage(self, stage: str, key: str) -> StageArtifact | None:
         """What a stage left under a key, found without any cache; None if it is missing or damaged."""
@@ -166,16 +172,11 @@ def publish(path: Location, content: bytes) -> None:
         put(path, content)
         return
     make_private(path.parent)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+    with temporary_file(path) as (stream, temporary):
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def make_private(folder: Path) -> None:

@@ -10,9 +10,9 @@ import io
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -29,6 +29,7 @@ from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
 from gradmm_core.settings import GenerationSettings
+from gradmm_core.temporary import temporary_folder
 
 TRAIN_FILE = "data/train-00000-of-00001.parquet"
 
@@ -69,22 +70,24 @@ def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Loca
         "privacy.json": _privacy_json(run.guarantee).encode(),
         "recipe.yaml": _recipe_yaml(run).encode(),
     }
-    beside = folder.parent if isinstance(folder, Path) else None
-    if beside is not None:
-        beside.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = Path(tempfile.mkdtemp(dir=beside, prefix=f".{folder.name}."))  # mode 0700
-    try:
-        for name, content in contents.items():
-            publish(temporary / name, content)
-        check_release(temporary)
-        if isinstance(folder, Path):
-            os.replace(temporary, folder)
-        else:
+    if isinstance(folder, Path):
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with temporary_folder(folder) as made:
+            _fill(made, contents)
+            os.replace(made, folder)
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            _fill(Path(made), contents)
             for name in contents:
-                create(folder / name, (temporary / name).read_bytes())
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # nothing is there any more if it was renamed
+                create(folder / name, (Path(made) / name).read_bytes())
     return folder
+
+
+def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes the files of a release into an empty folder, and checks that it is one."""
+    for name, content in contents.items():
+        publish(folder / name, content)
+    check_release(folder)
 
 
 def check_release(folder: Location) -> None:
