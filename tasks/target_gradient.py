@@ -41,8 +41,10 @@ def target_gradient(
     from gradmm_core.target_space import from_table
     from gradmm_core.unfinished_sums import UnfinishedSums
 
+    unfinished = UnfinishedSums(publication.unfinished)
     ledger = ledger_of(context) if mechanism and mechanism.safe else None
     if ledger and (made := _already_released(ledger, context, publication)):
+        unfinished.delete()  # of the run that released it, if it was killed right after
         return made
     release = None
     if ledger and mechanism:
@@ -55,7 +57,6 @@ def target_gradient(
     language_model, template = read_model(context, model, wording, attention)
     data = read_split(context, train)
     where = from_table(space and space.read_table(), template, settings, language_model.device)
-    unfinished = UnfinishedSums(publication.unfinished)
     sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where, unfinished)
     if ledger and release:
         made = _release(sums, mechanism, ledger, release, context, publication)

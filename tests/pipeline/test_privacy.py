@@ -15,6 +15,7 @@ import torch
 import tasks.inputs
 import tasks.target_gradient
 from flows.distil import distil
+from gradmm_core import unfinished_sums
 from gradmm_core.errors import InputError
 from gradmm_core.ledger import Entry, Ledger
 from gradmm_core.recipe import Recipe
@@ -77,6 +78,7 @@ def test_a_run_killed_between_publishing_and_recording_is_not_charged_twice(
     private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = private_recipe()
+    monkeypatch.setattr(unfinished_sums, "SECONDS_BETWEEN_WRITES", 0.0)
 
     def killed(self: Ledger, entry_id: str, sha256: str) -> Entry:
         raise KeyboardInterrupt
@@ -87,10 +89,12 @@ def test_a_run_killed_between_publishing_and_recording_is_not_charged_twice(
             run(recipe, tmp_path)
     (begun,) = releases(recipe, tmp_path)
     assert begun.sha256 is None
+    assert list((tmp_path / "unfinished").iterdir())
     record = run(recipe, tmp_path)
     (finished,) = releases(recipe, tmp_path)
     assert finished.id == begun.id
     assert finished.sha256 == record.stage("target_gradient").sha256
+    assert not list((tmp_path / "unfinished").iterdir())  # no clean sum outlives its release
 
 
 def test_a_run_killed_before_publishing_has_spent_its_release(
