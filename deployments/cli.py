@@ -114,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     add_root(report)
     report.set_defaults(command=_report)
 
+    clean = commands.add_parser("clean", help="remove what no run, release or ledger refers to")
+    _add_root(clean)
+    clean.add_argument("--keep-days", type=float, default=7, metavar="DAYS",
+                       help="keep what is younger, for runs that are still going on (default: 7)")  # fmt: skip
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    clean.set_defaults(command=_clean)
+
     publish = commands.add_parser("publish", help="upload a run's release folder to the Hugging Face hub")
     publish.add_argument("run", type=parse_location, metavar="RUN",
                          help="a run's folder, ROOT/runs/<time>-<recipe>")  # fmt: skip
@@ -232,6 +239,13 @@ def _local_copy(report: Location) -> Path:
     copy = Path(tempfile.mkdtemp(prefix="gradmm-")) / report.name
     copy.write_bytes(read_bytes(report))
     return copy
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from deployments.clean import clean
+
+    clean(options.root, options.keep_days, options.dry_run)
+    return OK
 
 
 def _publish(options: argparse.Namespace) -> int:
