@@ -381,6 +381,55 @@ def cosines(expected: Mapping[str, float], actual: Mapping[str, float]) -> Figur
     return _described(figure, f"{'; '.join(words)}.")
 
 
+@_styled
+def gradient_errors(rows: pd.DataFrame) -> Figure:
+    """Error of each arm's gradient along fine-tuning with its interval over seeds: all parameters, and the head.
+
+    Args:
+        rows: of the stage `gradients`.
+    """
+    figure, axes = _figure("Gradient error along fine-tuning", "fine-tuning step", "error / norm of real gradient")
+    words = []
+    apart = 0.006 * rows["step"].max()  # so that intervals of one step do not hide each other
+    for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
+        name = _short(str(arm))
+        for part, line, face, label in (("all", "-", None, name), ("head", ":", "none", f"{name}, head")):
+            own = of_arm[of_arm["part"] == part]
+            axes.errorbar(own["step"] + i * apart, own["error"], own["error_half_width"].fillna(0.0),
+                          color=_colour(i), linestyle=line, marker="o", markersize=4, linewidth=1.5, elinewidth=1,
+                          label=label, markerfacecolor=face)  # fmt: skip
+        last = of_arm[of_arm["part"] == "all"].iloc[-1]
+        words.append(f"{arm} {last['error']:.2f}" if pd.notna(last["error"]) else f"{arm} diverged")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    _legend(figure)
+    return _described(figure, f"Of all parameters after {rows['step'].max()} steps: {', '.join(words)}.")
+
+
+@_styled
+def bounds_and_observations(rows: pd.DataFrame) -> Figure:
+    """Each arm's bounds at each step, the sharper ones, against what was observed: above the diagonal one holds.
+
+    Args:
+        rows: of the stage `bounds`.
+    """
+    figure, axes = _figure("Bound and observation", "observed", "sharper bound", height=4.2)
+    for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
+        for observed, bound, marker, face, words in (
+            ("gap", "sharp_gap_bound", "o", None, "gap"),
+            ("loss_difference", "sharp_loss_bound", "D", "none", "loss difference"),
+        ):
+            axes.loglog(of_arm[observed], of_arm[bound], marker, color=_colour(i), markersize=5,
+                        markerfacecolor=face, label=f"{_short(str(arm))}: {words}")  # fmt: skip
+    observed = rows[["gap", "loss_difference"]].to_numpy(dtype=float)
+    if np.isfinite(observed).any():
+        ends = [np.nanmin(observed), np.nanmax(observed)]
+        axes.plot(ends, ends, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="equal")
+    _legend(figure)
+    held, of = int(rows[["sharp_gap_held", "sharp_loss_held"]].to_numpy().sum()), 2 * int(rows["runs"].sum())
+    return _described(figure, f"Of {of} bounds of single runs, {held} held.")
+
+
 def svg(figure: Figure) -> str:
     """The figure as one SVG element, for a page or for a file of its own. The same figure gives the same text.
 

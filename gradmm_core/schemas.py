@@ -58,6 +58,10 @@ _LEAD = [
     ("verdict", pa.string()),
 ]
 
+def _over_seeds(*figures: str) -> list[tuple[str, pa.DataType]]:
+    return [(f"{figure}{part}", pa.float64()) for figure in figures for part in ("", "_half_width")]
+
+
 SCHEMAS: dict[str, pa.Schema] = {
     # The rows of the basis (label -1) and of each class's centre.
     "target_space": pa.schema(
@@ -162,6 +166,70 @@ SCHEMAS: dict[str, pa.Schema] = {
                 for measure in ("frechet_distance", "squared_mmd", "nearest_distance")
                 for end in ("low", "high")
             ),
+        ]
+    ),
+    # One row per step of a run and part of the parameters ("head", "all").
+    "gradient_path": pa.schema(
+        [
+            ("arm", pa.string()),
+            ("size", pa.int64()),
+            ("texts", pa.int64()),
+            ("real_rows", pa.int64()),
+            ("seed", pa.int64()),
+            ("learning_rate", pa.float64()),
+            ("step", pa.int64()),
+            ("part", pa.string()),
+            *(
+                (figure, pa.float64())
+                for figure in (
+                    "real_norm",
+                    "arm_norm",
+                    "gap",
+                    "error",
+                    "cosine",
+                    "real_loss",
+                    "arm_loss",
+                    "drift",
+                    "real_smoothness",
+                    "arm_smoothness",
+                    "gap_smoothness",
+                )
+            ),
+        ]
+    ),
+    # Means over seeds, and halves of their intervals.
+    "gradients": pa.schema(
+        [
+            ("arm", pa.string()),
+            ("step", pa.int64()),
+            ("part", pa.string()),
+            ("runs", pa.int64()),
+            *_over_seeds("error", "cosine", "real_loss", "arm_loss", "difference"),
+            ("verdict", pa.string()),
+        ]
+    ),
+    "bounds": pa.schema(
+        [
+            ("arm", pa.string()),
+            ("step", pa.int64()),
+            ("runs", pa.int64()),
+            *_over_seeds(
+                "start_gap",
+                "drift",
+                "real_smoothness",
+                "arm_smoothness",
+                "gap_smoothness",
+                "gap",
+                "gap_bound",
+                "sharp_gap_bound",
+                "loss_difference",
+                "loss_bound",
+                "sharp_loss_bound",
+            ),
+            ("gap_held", pa.int64()),
+            ("sharp_gap_held", pa.int64()),
+            ("loss_held", pa.int64()),
+            ("sharp_loss_held", pa.int64()),
         ]
     ),
 }

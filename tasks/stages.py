@@ -30,6 +30,7 @@ _FINETUNING = (*_SCORING, *_FILTERS, *_core("data", "finetune_eval"), "tasks.fin
 
 _ARMS = (*_core("arms"), "tasks.arm_texts")
 _COMPARING = (*_FINETUNING, *_core("arms", "compare", "intervals"))
+_PATHS = (*_FINETUNING, *_ARMS, *_core("mean_gradient", "gradient_path"))
 
 _GENERATION = (
     *_MODEL,
@@ -88,6 +89,9 @@ STAGES: dict[str, Stage] = {
     "ablate": Stage(1, (*_COMPARING, "tasks.ablate")),
     "epsilon": Stage(1, (*_COMPARING, *_core("target_cosine"), "tasks.epsilon")),
     "distribution": Stage(1, (*_COMPARING, "tasks.arm_texts", *_core("distribution"), "tasks.distribution")),
+    "gradient_path": Stage(1, (*_PATHS, "tasks.gradient_path")),
+    "gradients": Stage(1, (*_PATHS, *_core("gradient_table", "intervals"), "tasks.gradients")),
+    "bounds": Stage(1, (*_PATHS, *_core("gradient_bounds", "gradient_table", "intervals"), "tasks.bounds")),
     "mia_audit": Stage(2, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
 }
 
@@ -102,4 +106,7 @@ OF_STUDIES = (
     "ablate",
     "epsilon",
     "distribution",
+    "gradient_path",
+    "gradients",
+    "bounds",
 )

@@ -37,6 +37,29 @@ def compare_rows() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "size", "accuracy", "accuracy_half_width"])
 
 
+def gradients_rows() -> pd.DataFrame:
+    """Of the stage `gradients`, of one seed's interval and of an arm that has diverged."""
+    rows = [
+        ("random", 0, "head", 1.5, 0.1),
+        ("random", 0, "all", 1.4, 0.1),
+        ("random", 50, "head", 0.9, 0.2),
+        ("random", 50, "all", 0.8, 0.2),
+        ("gradmm", 0, "head", 1.2, None),
+        ("gradmm", 0, "all", 1.1, None),
+        ("gradmm", 50, "head", None, None),
+        ("gradmm", 50, "all", None, None),
+    ]
+    return pd.DataFrame(rows, columns=["arm", "step", "part", "error", "error_half_width"])
+
+
+def bounds_rows() -> pd.DataFrame:
+    """Of the stage `bounds`, with an arm that has diverged."""
+    rows = [("random", 50, 3, 0.5, 0.9, 0.01, 0.05, 3, 3), ("gradmm", 50, 3, 0.4, 0.3, 0.02, 0.04, 1, 3)]
+    rows.append(("zero-shot", 50, 3, None, None, None, None, 0, 0))
+    measures = ["gap", "sharp_gap_bound", "loss_difference", "sharp_loss_bound"]
+    return pd.DataFrame(rows, columns=["arm", "step", "runs", *measures, "sharp_gap_held", "sharp_loss_held"])
+
+
 def figures() -> dict[str, Figure]:
     """One of each."""
     return {
@@ -45,6 +68,8 @@ def figures() -> dict[str, Figure]:
         "accuracy": plots.accuracy_by_step(finetune_rows(), FINETUNE),
         "roc": plots.roc(audit_rows(), AUDIT, epsilon=0.5, delta=1e-5),
         "accuracy_by_size": plots.accuracy_by_size(compare_rows()),
+        "gradient_errors": plots.gradient_errors(gradients_rows()),
+        "bounds": plots.bounds_and_observations(bounds_rows()),
         "cosines": plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": 0.9}),
     }
 
@@ -245,3 +270,23 @@ def test_threads_do_not_disturb_one_another() -> None:
         thread.join()
     assert len(drawn) == 12
     assert all(each == expected for each in drawn)
+
+
+def test_gradient_errors_are_a_line_for_each_arm_and_part() -> None:
+    figure = plots.gradient_errors(gradients_rows())
+    assert legend(figure) == ["random", "random, head", "gradmm", "gradmm, head"]
+    by_label = {c.get_label(): c.lines[0] for c in figure.axes[0].containers}
+    assert by_label["random"].get_ydata().tolist() == [1.4, 0.8]
+    assert by_label["random, head"].get_ydata().tolist() == [1.5, 0.9]
+    assert by_label["gradmm"].get_color() != by_label["random"].get_color()
+    assert by_label["random, head"].get_color() == by_label["random"].get_color()
+    assert str(figure.get_label()) == "Of all parameters after 50 steps: random 0.80, gradmm diverged."
+
+
+def test_bounds_are_drawn_over_observations_beside_the_diagonal() -> None:
+    figure = plots.bounds_and_observations(bounds_rows())
+    drawn = lines(figure)
+    assert drawn["random: gap"].get_xydata().tolist() == [[0.5, 0.9]]
+    assert drawn["gradmm: loss difference"].get_xydata().tolist() == [[0.02, 0.04]]
+    assert drawn["equal"].get_xydata().tolist() == [[0.01, 0.01], [0.5, 0.5]]
+    assert str(figure.get_label()) == "Of 18 bounds of single runs, 10 held."
