@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from gradmm_core.recipe import Recipe
     from gradmm_core.study_record import StudyRecord
 
+#: Of the studies along fine-tuning.
+REAL_ROWS = 1000
+
 ABLATIONS = Path(__file__).with_name("ablations.yaml")
 
 
@@ -67,6 +70,17 @@ def add_studies(commands: Any) -> None:
 
     distribution = study("distribution", "how near a recipe's texts are to real ones, beside others")
     add_arms(distribution, "zero-shot rerank random")
+
+    for name, words in (
+        ("gradients", "how near a recipe's texts and others are to real gradients along fine-tuning"),
+        ("bounds", "hold the theory's bounds along fine-tuning against what happens"),
+    ):
+        command = study(name, words)
+        add_arms(command, "zero-shot random")
+        command.add_argument("--learning-rate", type=float, metavar="RATE",
+                             help="of every arm (default: the recipe's middle one)")  # fmt: skip
+        command.add_argument("--real-rows", type=int, default=REAL_ROWS, metavar="N",
+                             help=f"train rows that stand for the real data (default: {REAL_ROWS})")  # fmt: skip
 
 
 def run_study(options: argparse.Namespace) -> int:
@@ -139,6 +153,19 @@ def _distribution(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]
     return _arms(recipe, options, "distribution")
 
 
+def _path(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
+    from gradmm_core.arm_recipes import check_path, middle_rate
+    from gradmm_core.arms import ARMS_OF
+
+    plan = {
+        "arms": tuple(options.arms or ARMS_OF[options.study]),
+        "learning_rate": middle_rate(recipe) if options.learning_rate is None else options.learning_rate,
+        "real_rows": options.real_rows,
+    }
+    check_path(recipe, **plan)
+    return plan
+
+
 def _arms(recipe: Recipe, options: argparse.Namespace, study: str) -> dict[str, Any]:
     from gradmm_core.arm_recipes import all_texts, check_plan
     from gradmm_core.arms import ARMS_OF
@@ -155,4 +182,6 @@ _PLANS: Mapping[str, Callable[[Recipe, argparse.Namespace], dict[str, Any]]] = {
     "ablate": _ablate,
     "epsilon": _epsilon,
     "distribution": _distribution,
+    "gradients": _path,
+    "bounds": _path,
 }

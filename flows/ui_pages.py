@@ -41,6 +41,9 @@ WHAT = {
     "ablate": "Holds the recipe against versions of it that lack a part.",
     "epsilon": "Holds the recipe's texts under several guarantees against those without noise.",
     "distribution": "Tells how near the texts are to real ones, with intervals.",
+    "gradient_path": "Fine-tunes on one arm's texts, and holds their gradients against those of real rows.",
+    "gradients": "Tells how far the gradients of all arms are from real ones along fine-tuning.",
+    "bounds": "Holds the theory's bounds against what was observed along fine-tuning.",
 }
 
 #: Stages whose figures are measured on private data. Of these no row is shown, whatever it holds.
@@ -58,6 +61,9 @@ PRIVATE = (
     "ablate",
     "epsilon",
     "distribution",
+    "gradient_path",
+    "gradients",
+    "bounds",
 )
 
 PRIVATE_NOTE = "Measured on private data: for your eyes, not for publication."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from gradmm_core.arms import ARMS, SIZES
@@ -115,6 +117,32 @@ def check_models(recipe: Recipe, models: Sequence[str]) -> None:
             raise InputError(
                 f"{name} is there twice; the recipe's own model always is", "--models", "leave it out"
             )
+
+
+def check_path(recipe: Recipe, arms: Sequence[str], learning_rate: float, real_rows: int) -> None:
+    """Refuses what could only fail later.
+
+    Raises:
+        InputError: for arms that have not as many texts as the recipe's own, a rate that is no rate, and real rows
+            with a class left empty.
+    """
+    size = all_texts(recipe)
+    check_plan(recipe, [size], arms, [])
+    for name in arms:
+        if ARMS[name].sizes([size]) != [size]:
+            fitting = [arm.name for arm in ARMS.values() if arm.sizes([size]) == [size]]
+            raise InputError(f"{name} has no {size} texts", "--arms", f"choose from {', '.join(fitting)}")
+    if not (learning_rate > 0 and math.isfinite(learning_rate)):
+        raise InputError(f"{learning_rate:g} is no learning rate", "--learning-rate", "give one above zero")
+    if real_rows < len(recipe.classes):
+        raise InputError(
+            f"{real_rows}: a class would be left empty", "--real-rows", f"ask for at least {len(recipe.classes)}"
+        )
+
+
+def middle_rate(recipe: Recipe) -> float:
+    """Of the learning rates that the recipe would have tried, so that all arms can go along with the same one."""
+    return statistics.median_low(recipe.finetune_eval.learning_rates)
 
 
 def all_texts(recipe: Recipe) -> int:

@@ -33,6 +33,8 @@ EPSILONS = (0.01, 0.05, 0.2, 1.0)
 ARMS_OF = {
     "transfer": ("before", "zero-shot", "random", "real-1k"),
     "distribution": ("zero-shot", "rerank", "random"),
+    "gradients": ("zero-shot", "random"),
+    "bounds": ("zero-shot", "random"),
 }
 
 #: Rows of the arm `real-1k`, in all.

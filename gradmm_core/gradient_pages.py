@@ -51,9 +51,9 @@ def bounds_markdown(table: pd.DataFrame) -> str:
     theory = [[_figure(row, quantity) for quantity in quantities] for row in table.to_dict("records")]
     parts = [
         "## What the theory is about",
-        "Of all parameters: the gap of the gradients at the start, the drift, and the smoothness of the real loss, "
-        "of the arm's, and of their difference. Smoothness is estimated from below, by secants between measured "
-        f"points of which the step's own is none. {_INTERVALS}",
+        "Of all parameters: the gap of the gradients at the start, the drift, and the smoothness of the real "
+        "loss, of the arm's, and of their difference. Smoothness is estimated from below, by secants between "
+        f"measured points of which the step's own is none. {_INTERVALS}",
         markdown_table(
             ["arm", "step", "e_0", "D_t", "b of real", "b of arm", "b of difference"],
             [name + line for name, line in zip(names, theory, strict=True)],
@@ -87,7 +87,10 @@ def bounds_markdown(table: pd.DataFrame) -> str:
 def _grid(rows: pd.DataFrame, figures: Sequence[str]) -> str:
     """A line for each arm, a column for each step."""
     lines = [
-        [str(arm), *(_pair(row, figures) for row in of_arm.to_dict("records"))]
+        [
+            f"{arm}, {of_arm['texts'].tolist()[0]:,.0f} texts",
+            *(_pair(row, figures) for row in of_arm.to_dict("records")),
+        ]
         for arm, of_arm in rows.groupby("arm", sort=False)
     ]
     return markdown_table(["arm", *map(str, rows["step"].unique())], lines)

@@ -17,12 +17,12 @@ follow. With b_L + b_S they speak of the losses one by one; with b itself they a
 In words: how differently the two losses have changed is bounded by the gap at the start, the drift and the
 smoothness. How th_t was reached is of no matter (Adam is as good as plain descent), nor is convexity assumed.
 
-Gaps, drifts and losses are measured, on a sample of the real rows, which stands for all of them. The constants are
-not known. They are estimated by secants, ||grad L(x) - grad L(y)|| / ||x - y|| for pairs of points where gradients
-are measured: each checkpoint with th_0 and with the one before it, and neighbours among the fractions `LINE` of the
-straight line from th_0 to the last checkpoint. No secant exceeds the true constant: their maximum is a *lower*
-estimate, and a bound made with it can fail. The estimate for th_t leaves out all pairs with th_t in them: with the
-pair (th_0, th_t) the lemma would be the triangle inequality, and would hold whatever the losses are.
+Gaps, drifts and losses are measured, on a sample of the real rows, which stands for all of them. The constants
+are not known. They are estimated by secants, ||grad L(x) - grad L(y)|| / ||x - y|| for pairs of points where
+gradients are measured: each checkpoint with th_0 and with the one before it, and neighbours among the fractions
+`LINE` of the straight line from th_0 to the last checkpoint. No secant exceeds the true constant: their maximum is a
+*lower* estimate, and a bound made with it can fail. The estimate for th_t leaves out all pairs with th_t in them:
+with the pair (th_0, th_t) the lemma would be the triangle inequality, and would hold whatever the losses are.
 """
 
 from __future__ import annotations

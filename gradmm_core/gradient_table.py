@@ -27,7 +27,7 @@ def gradients_over_seeds(path: pd.DataFrame) -> pd.DataFrame:
     groups = ["arm", "step", "part"]
     by_seed = {key: of_key.set_index("seed") for key, of_key in path.groupby(groups, sort=False)}
     for (arm, step, part), runs in by_seed.items():
-        row = {"arm": arm, "step": step, "part": part, "runs": len(runs)}
+        row = {"arm": arm, "step": step, "part": part, "runs": len(runs), "texts": runs["texts"].mean()}
         for measure in MEASURES:
             row |= seed_figures(measure, runs[measure].tolist())
         product = by_seed[PRODUCT, step, part]["error"].loc[runs.index]

@@ -58,6 +58,7 @@ _LEAD = [
     ("verdict", pa.string()),
 ]
 
+
 def _over_seeds(*figures: str) -> list[tuple[str, pa.DataType]]:
     return [(f"{figure}{part}", pa.float64()) for figure in figures for part in ("", "_half_width")]
 
@@ -204,6 +205,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("step", pa.int64()),
             ("part", pa.string()),
             ("runs", pa.int64()),
+            ("texts", pa.float64()),
             *_over_seeds("error", "cosine", "real_loss", "arm_loss", "difference"),
             ("verdict", pa.string()),
         ]

@@ -9,6 +9,7 @@ import pandas as pd
 
 from gradmm_core.arms import PRODUCT
 from gradmm_core.compare import HONEST, MEASURES, arms_markdown, comparison_markdown, markdown_table
+from gradmm_core.gradient_pages import bounds_markdown, gradients_markdown
 from gradmm_core.study_record import StudyRecord, notes
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def study_pictures(record: StudyRecord) -> Mapping[str, Figure]:
         return {"accuracy": plots.accuracy_by_epsilon(rows)}
     if record.study == "distribution":
         return {"frechet_distance": plots.figure_by_arm(rows, "frechet_distance", "Fréchet distance")}
+    if record.study == "gradients":
+        return {"gradient_error": plots.gradient_errors(rows)}
+    if record.study == "bounds":
+        return {"bounds": plots.bounds_and_observations(rows)}
     if record.study == "transfer":
         rows = rows.assign(arm=rows["model"] + ": " + rows["arm"])
     return {"accuracy": plots.figure_by_arm(rows, "accuracy", "test accuracy")}
@@ -123,4 +128,6 @@ _PAGES: dict[str, Callable[[pd.DataFrame], str]] = {
     "ablate": _ablate,
     "epsilon": _epsilon,
     "distribution": _distribution,
+    "gradients": gradients_markdown,
+    "bounds": bounds_markdown,
 }

@@ -31,6 +31,9 @@ _OF_FINETUNING = (
     "generation would differ is in no interval."
 )
 
+#: Studies of what happens along fine-tuning, with one learning rate for all arms. Nothing is tested.
+ALONG_PATHS = ("gradients", "bounds")
+
 #: What a seed stands for, by study.
 SEEDS_ARE = {
     "compare": _OF_FINETUNING,
@@ -38,6 +41,8 @@ SEEDS_ARE = {
     "ablate": _OF_FINETUNING,
     "epsilon": f"{_OF_FINETUNING} Nor is another draw of the noise.",
     "scarce": "Each draws other real rows, has other texts generated from them, and fine-tunes in another order.",
+    "gradients": _OF_FINETUNING,
+    "bounds": _OF_FINETUNING,
     "distribution": "They are of the draw of random rows, and of the test rows that texts are held against.",
 }
 
@@ -84,7 +89,7 @@ def write_study(root: Root, record: StudyRecord, page: str, pictures: Mapping[st
 def notes(record: StudyRecord) -> list[str]:
     """What has to be known of a table's making."""
     recipe = record.recipe
-    rows = min(record.data["test"]["rows"], recipe.finetune_eval.max_test_rows or math.inf)
+    rate, rows = _along_a_path(record) if record.study in ALONG_PATHS else _on_test(record)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     made = f"`{shlex.join(record.command)}`" if record.command else "made from Python"
     return [
@@ -92,14 +97,33 @@ def notes(record: StudyRecord) -> list[str]:
         f"{PRODUCT}, by {recipe.generation.method}: {record.guarantee.sentence}",
         *(f"{arm}: {guarantee.sentence}" for arm, guarantee in record.guarantees.items()),
         f"Model {recipe.model.name}, {record.model['digest'][:12]}. Fine-tuning: {recipe.finetune_eval.steps} "
-        f"steps of {recipe.finetune_eval.batch_size}; the first seed chooses the learning rate on validation, of "
-        f"{', '.join(f'{rate:g}' for rate in recipe.finetune_eval.learning_rates)}.",
+        f"steps of {recipe.finetune_eval.batch_size}; {rate}.",
         f"Seeds {', '.join(map(str, record.seeds))}. {SEEDS_ARE[record.study]}",
-        f"{rows:,} test rows, the same ones for every arm. Other rows would move every accuracy, with a standard "
-        f"error of up to {0.5 / math.sqrt(rows):.3f}: no interval has that, and a small lead may be these rows'.",
+        rows,
         f"{record.started:%Y-%m-%d}, {made}, commit {record.commit or 'not known'}, on "
         f"{record.machine}. {versions}.",
     ]
+
+
+def _on_test(record: StudyRecord) -> tuple[str, str]:
+    """How the learning rate was chosen, and which rows figures are of."""
+    settings = record.recipe.finetune_eval
+    rows = min(record.data["test"]["rows"], settings.max_test_rows or math.inf)
+    return (
+        "the first seed chooses the learning rate on validation, of "
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}",
+        f"{rows:,} test rows, the same ones for every arm. Other rows would move every accuracy, with a standard "
+        f"error of up to {0.5 / math.sqrt(rows):.3f}: no interval has that, and a small lead may be these rows'.",
+    )
+
+
+def _along_a_path(record: StudyRecord) -> tuple[str, str]:
+    figures = record.stage("gradient_path").figures
+    return (
+        f"{figures['learning_rate']:g} is the learning rate of every arm",
+        f"{figures['real_rows']:,} random train rows stand for the real data, as evenly over the classes as it "
+        "goes, the same ones for every arm and seed: how much other rows would differ is in no interval.",
+    )
 
 
 def machine() -> str:

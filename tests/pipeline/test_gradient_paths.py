@@ -1,0 +1,125 @@
+"""The flows `gradients` and `bounds` on a tiny model: one measurement for both, and what they refuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from deployments.cli import main
+from flows.bounds import bounds
+from flows.gradient_paths import REAL_SEED
+from flows.gradients import gradients
+from gradmm_core.arms import PRODUCT
+from gradmm_core.artifacts import Root
+from gradmm_core.data import load_splits
+from gradmm_core.gradient_bounds import bounds_over_seeds
+from gradmm_core.gradient_table import gradients_over_seeds
+from gradmm_core.recipe import Recipe
+from gradmm_core.study_record import StudyRecord
+from tasks.inputs import drawn_rows, read_split
+from tasks.stage import RunContext, SplitReference
+
+ARMS, SEEDS, STEPS = ["zero-shot", "random", PRODUCT], [0, 1, 2], [0, 2, 4]
+
+
+@pytest.fixture
+def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
+    return tiny_recipe(finetune_eval={"seeds": SEEDS, "learning_rates": [1e-3, 1e-4]})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root")
+
+
+def ran(record: StudyRecord) -> Counter[str]:
+    """The stages that were not cached."""
+    return Counter(stage.stage for stage in record.stages if not stage.cached)
+
+
+def test_gradients_are_measured_once_for_both_studies(recipe: Recipe, root: Path) -> None:
+    record = gradients(recipe, 1e-3, 12, root)
+    assert ran(record)["gradient_path"] == len(ARMS) * len(SEEDS)
+    assert not ran(gradients(recipe, 1e-3, 12, root))
+    bounded = bounds(recipe, 1e-3, 12, root)
+    assert ran(bounded) == {"bounds": 1}
+    paths = [pd.read_parquet(stage.path) for stage in record.stages if stage.stage == "gradient_path"]
+    rows = pd.concat(paths, ignore_index=True)
+    runs = rows[["arm", "seed"]].drop_duplicates().to_numpy().tolist()
+    assert runs == [[arm, seed] for arm in ARMS for seed in SEEDS]
+    assert all(each["step"].unique().tolist() == STEPS for each in paths)
+    constant = rows[["learning_rate", "real_rows", "size"]].drop_duplicates()
+    assert constant.to_numpy().tolist() == [[1e-3, 12, 6]]
+    start = rows[rows["step"] == 0]
+    assert start["real_loss"].nunique() == 1  # the same rows for all
+    assert start.loc[start["arm"] == PRODUCT, "error"].nunique() == 2  # of both parts: one text for all seeds
+    assert start.loc[start["arm"] == "random", "error"].nunique() == 6  # a draw for each
+    for study, table in ((record, gradients_over_seeds(rows)), (bounded, bounds_over_seeds(rows))):
+        pd.testing.assert_frame_equal(study.table.read(), table, check_dtype=False, check_like=True)
+    for study, picture, line in (
+        (record, "gradient_error", "| random, 6 texts | "),
+        (bounded, "bounds", "| random | 4 | "),
+    ):
+        folder = root / "runs" / study.run_id
+        assert {file.name for file in folder.iterdir()} == {
+            "tables.md", "run.json", f"{picture}.svg", f"{picture}.png"
+        }  # fmt: skip
+        page = (folder / "tables.md").read_text()
+        assert line in page
+        assert "0.001 is the learning rate of every arm" in page
+        assert "12 random train rows" in page
+        assert "nan" not in page
+
+
+def test_test_rows_and_other_learning_rates_are_of_no_matter_to_a_path(recipe: Recipe, root: Path) -> None:
+    other = {"max_test_rows": 3, "learning_rates": (1e-2,), "seeds": (0, 1)}
+    settings = recipe.finetune_eval.model_copy(update=other)
+    record = gradients(recipe.model_copy(update={"finetune_eval": settings}), 1e-3, 12, root, ("random",))
+    assert ran(record) == {"gradients": 1}
+    assert ran(gradients(recipe, 1e-3, 13, root, ("random",)))["gradient_path"] == 2 * len(SEEDS)
+
+
+def test_real_rows_are_even_over_classes_and_no_arms_own_draw(recipe: Recipe, tmp_path: Path) -> None:
+    train = load_splits(recipe.data, (0, 1), recipe.seed).train
+    context = RunContext(
+        root=Root(path=tmp_path), recipe="tiny", data=recipe.data, labels=(0, 1), seed=recipe.seed, device="cpu"
+    )
+    whole = SplitReference(split="train", digest=train.digest, rows=len(train))
+    real, *others = (read_split(context, drawn_rows(context, whole, 12, seed)) for seed in (REAL_SEED, *range(9)))
+    assert Counter(real.labels) == {0: 6, 1: 6}
+    assert all(set(real.texts) != set(other.texts) for other in others)
+
+
+def test_the_commands_print_tables_and_refuse_what_cannot_be(
+    recipe: Recipe, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+
+    def said(study: str, *arguments: str) -> tuple[int, str, str]:
+        status = main([study, str(file), "--root", str(root), "--real-rows", "12", *arguments])
+        return status, *capfd.readouterr()
+
+    status, out, _ = said("bounds", "--learning-rate", "1e-3", "--arms", "random")
+    assert status == 0
+    assert "| random | 4 |" in out
+    status, out, _ = said("gradients", "--arms", "random", "--seeds", "0")
+    assert status == 0
+    assert "0.0001 is the learning rate" in out  # the middle one, of two the lower
+    assert "too few seeds" in out
+    for arguments, line in (
+        (["--arms", "before"], "--arms: before has no 6 texts; choose from zero-shot"),
+        (["--arms", "nothing"], "--arms: no arm 'nothing'"),
+        (["--learning-rate", "0"], "--learning-rate: 0 is no learning rate"),
+        (["--learning-rate", "nan"], "--learning-rate: nan is no learning rate"),
+        (["--real-rows", "1"], "--real-rows: 1: a class would be left empty; ask for at least 2"),
+    ):
+        status, _, err = said("gradients", *arguments)
+        assert status == 2
+        (only,) = [each for each in err.splitlines() if each.startswith("gradmm: ")]
+        assert line in only
