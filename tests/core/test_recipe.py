@@ -254,6 +254,8 @@ def test_what_a_preset_lacks_is_missed_in_the_recipe(minimal: Path, preset: Call
         ("- 1", "is not a mapping of settings"),
         ("a: [", "cannot be read (while parsing"),
         ("name: x\nname: y", "cannot be read (found the key 'name' twice"),
+        ("[name]: x", "cannot be read (found a key that is no word"),
+        ("name: 2001-99-99", "cannot be read (a value that cannot be, or too many levels: ValueError)"),
         (MINIMAL + "privacy: {epsilon: 1, delta: 1e-5}\nprivacy: {clipping_norm: 2}", "'privacy' twice"),
         (MINIMAL + "privacy:\n  epsilon: 1\n  delta: 1e-5\n  epsilon: null", "'epsilon' twice"),
         ("{}", "name: field required (and 3 more)"),

@@ -211,6 +211,12 @@ def test_a_file_larger_than_any_recipe_is_not_parsed(recipe_file: Path) -> None:
         load_recipe(large)
 
 
+@pytest.mark.parametrize("name", ["data.path", "data.train_split", "model.name", "classes.0.name"])
+def test_a_nul_is_refused_where_it_stands(name: str) -> None:
+    line = told(lambda: validate_recipe(changed(MINIMAL, name, "a\0b"), "a file"))
+    assert line.startswith(f"a file: {name}: value error, a NUL character cannot be part of a setting")
+
+
 def test_a_million_characters_are_not_repeated() -> None:
     for recipe in (
         MINIMAL | {"x" * 10**6: 1},
