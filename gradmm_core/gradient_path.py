@@ -19,10 +19,11 @@ smoothness. How th_t was reached is of no matter (Adam is as good as plain desce
 
 Gaps, drifts and losses are measured, on a sample of the real rows, which stands for all of them. The constants
 are not known. They are estimated by secants, ||grad L(x) - grad L(y)|| / ||x - y|| for pairs of points where
-gradients are measured: each checkpoint with th_0 and with the one before it, and neighbours among the fractions
-`LINE` of the straight line from th_0 to the last checkpoint. No secant exceeds the true constant: their maximum is a
-*lower* estimate, and a bound made with it can fail. The estimate for th_t leaves out all pairs with th_t in them:
-with the pair (th_0, th_t) the lemma would be the triangle inequality, and would hold whatever the losses are.
+gradients are measured: each checkpoint with th_0 and with the one before it, and the point at the fraction `EARLY`
+of the straight line from th_0 to the last checkpoint with both of its ends. No secant exceeds the true constant:
+their maximum is a *lower* estimate, and a bound made with it can fail. The estimate for th_t leaves out all pairs
+with th_t in them: with the pair (th_0, th_t) the lemma would be the triangle inequality, and would hold whatever
+the losses are.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from gradmm_core.mean_gradient import (
     squared_distances,
 )
 
-#: Where on the straight line gradients are measured: early, where fine-tuning's losses bend most.
-LINE = (0.1,)
+#: Where on the straight line gradients are measured: where fine-tuning's losses bend most.
+EARLY = 0.1
 
 #: Columns: of L, of S, and of L - S.
 SMOOTHNESS = ("real_smoothness", "arm_smoothness", "gap_smoothness")
@@ -61,7 +62,7 @@ def gradient_path(
 ) -> pd.DataFrame:
     """Fine-tunes on an arm's texts; the gradients of them and of real texts at step 0 and at every checkpoint.
 
-    Beside the training itself this keeps two copies of the parameters and, at most, six gradients.
+    Beside the training itself this keeps at most three copies of the parameters and six gradients.
 
     Returns:
         One row per step and part ("head", "all"): `arm`, `seed`, `learning_rate`, and the columns of `path_rows`.
@@ -103,8 +104,7 @@ def path_rows(
                 step 0 the largest of all.
     """
     head = torch.tensor(in_head(start))
-    measured = _Measured.at(start, 0, real, arm)
-    first = previous = measured
+    first = previous = _Measured.at(start, 0, real, arm)
     secants = _Secants()
     rows = _part_rows(first, head, drift=0.0)
     before: list[Tensor] = []
@@ -118,17 +118,13 @@ def path_rows(
             secants.add(previous, measured, distance(before, parameters))
         before = [parameter.clone() for parameter in parameters]
         previous = measured
-    along, there = 0.0, first
-    del first  # of no use to the next point but one
-    for fraction in LINE if before else ():
-        # In place, so that th_0 needs no copy: from here on, the rest of the way is what is left of it.
-        for parameter, last in zip(_parameters(start), before, strict=True):
-            parameter.lerp_(last, (fraction - along) / (1 - along))
-        here = _Measured.at(start, None, real, arm)
-        secants.add(there, here, (fraction - along) * rows[-1]["drift"])
-        along, there = fraction, here
     if before:
-        secants.add(there, previous, (1 - along) * rows[-1]["drift"])
+        # In place, so that th_0 needs no copy: nothing but its gradients is used from here on.
+        for parameter, last in zip(_parameters(start), before, strict=True):
+            parameter.lerp_(last, EARLY)
+        early, drift = _Measured.at(start, None, real, arm), rows[-1]["drift"]
+        secants.add(first, early, EARLY * drift)
+        secants.add(early, previous, (1 - EARLY) * drift)
     return pd.DataFrame([row | secants.smoothness(row["step"]) for row in rows])
 
 

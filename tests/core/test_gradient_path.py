@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gradmm_core.errors import InputError
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.gradient_bounds import HELD, bounds_of_runs
-from gradmm_core.gradient_path import LINE, gradient_path, path_rows
+from gradmm_core.gradient_path import EARLY, gradient_path, path_rows
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.mean_gradient import MeanGradient
 from gradmm_core.model_reference import ModelReference
@@ -40,7 +40,7 @@ def path(finetuning: Finetuning) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def slow(finetuning: Finetuning) -> dict[int, dict]:
-    """By step: parameters, losses and gradients, in float64. The points of the line have fractions for steps."""
+    """By step: parameters, losses and gradients, in float64. The point of the line has its fraction for a step."""
 
     def measured(language_model: LanguageModel) -> dict:
         model = copy.deepcopy(language_model.model).double()
@@ -56,11 +56,9 @@ def slow(finetuning: Finetuning) -> dict[int, dict]:
     for step, model in finetuning.checkpoints(ARM, RATE, SEED, "slow"):
         points[step] = measured(model)
     model = finetuning.fresh_model()
-    for fraction in LINE:
-        at = torch.lerp(points[0]["at"], points[STEPS[-1]]["at"], fraction).float()
-        torch.nn.utils.vector_to_parameters(at, model.model.parameters())
-        points[fraction] = measured(model)
-    return points
+    at = torch.lerp(points[0]["at"], points[STEPS[-1]]["at"], EARLY).float()
+    torch.nn.utils.vector_to_parameters(at, model.model.parameters())
+    return points | {EARLY: measured(model)}
 
 
 def test_figures_are_those_of_gradients_taken_one_by_one(path: pd.DataFrame, slow: dict[int, dict]) -> None:
@@ -87,7 +85,7 @@ def test_figures_are_those_of_gradients_taken_one_by_one(path: pd.DataFrame, slo
 def test_smoothness_is_the_largest_secant_that_the_step_is_not_in(
     path: pd.DataFrame, slow: dict[int, dict]
 ) -> None:
-    line = (0, *LINE, STEPS[-1])
+    line = (0, EARLY, STEPS[-1])
     pairs = [*((0, step) for step in STEPS), *pairwise(STEPS), *pairwise(line)]
 
     def gradient(at: float, loss: str) -> torch.Tensor:

@@ -77,11 +77,11 @@ def test_gradients_are_measured_once_for_both_studies(recipe: Recipe, root: Path
 
 
 def test_test_rows_and_other_learning_rates_are_of_no_matter_to_a_path(recipe: Recipe, root: Path) -> None:
-    other = {"max_test_rows": 3, "learning_rates": (1e-2,), "seeds": (0, 1)}
+    other = {"max_test_rows": 3, "learning_rates": (1e-2,), "seeds": (0,)}
     settings = recipe.finetune_eval.model_copy(update=other)
-    record = gradients(recipe.model_copy(update={"finetune_eval": settings}), 1e-3, 12, root, ("random",))
-    assert ran(record) == {"gradients": 1}
-    assert ran(gradients(recipe, 1e-3, 13, root, ("random",)))["gradient_path"] == 2 * len(SEEDS)
+    recipe = recipe.model_copy(update={"finetune_eval": settings})
+    assert ran(gradients(recipe, 1e-3, 12, root, ("random",))) == {"gradients": 1}
+    assert ran(gradients(recipe, 1e-3, 13, root, ("random",))) == {"gradient_path": 2, "gradients": 1}
 
 
 def test_real_rows_are_even_over_classes_and_no_arms_own_draw(recipe: Recipe, tmp_path: Path) -> None:
