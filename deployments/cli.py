@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
 
     clean = commands.add_parser("clean", help="remove what no run, release or ledger refers to")
-    _add_root(clean)
+    add_root(clean)
     clean.add_argument("--keep-days", type=float, default=7, metavar="DAYS",
                        help="keep what is younger, for runs that are still going on (default: 7)")  # fmt: skip
     clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
