@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from scipy.stats import beta
 
 from gradmm_core.arms import PRODUCT
@@ -417,7 +417,7 @@ def bounds_and_observations(rows: pd.DataFrame) -> Figure:
     for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
         for observed, bound, marker, face, words in (
             ("gap", "sharp_gap_bound", "o", None, "gap"),
-            ("loss_difference", "sharp_loss_bound", "D", "none", "loss difference"),
+            ("loss_difference", "sharp_loss_bound", "D", "none", "losses"),
         ):
             axes.loglog(of_arm[observed], of_arm[bound], marker, color=_colour(i), markersize=5,
                         markerfacecolor=face, label=f"{_short(str(arm))}: {words}")  # fmt: skip
@@ -425,6 +425,9 @@ def bounds_and_observations(rows: pd.DataFrame) -> Figure:
     if np.isfinite(observed).any():
         ends = [np.nanmin(observed), np.nanmax(observed)]
         axes.plot(ends, ends, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="equal")
+    for axis in (axes.xaxis, axes.yaxis):  # a logarithmic axis has its numbers in TeX, which is shown as it is
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     _legend(figure)
     held, of = int(rows[["sharp_gap_held", "sharp_loss_held"]].to_numpy().sum()), 2 * int(rows["runs"].sum())
     return _described(figure, f"Of {of} bounds of single runs, {held} held.")
