@@ -45,18 +45,18 @@ def last_mlp(body: Any, probe: Tensor) -> nn.Module | None:
     Args:
         probe: token ids, one row of some.
     """
-    layers = max((m for m in body.modules() if isinstance(m, nn.ModuleList)), key=len, default=())
+    layers = max((m for m in body.modules() if isinstance(m, nn.ModuleList)), key=len, default=nn.ModuleList())
     mlp = getattr(layers[-1], "mlp", None) if len(layers) else None
-    if mlp is None:
+    if not isinstance(mlp, nn.Module):
         return None
-    seen: list[Any] = []
+    seen: list[tuple[Any, Any]] = []
     hook = mlp.register_forward_hook(lambda _mlp, inputs, output: seen.append((inputs, output)))
     try:
         whole = body(input_ids=probe, use_cache=False).last_hidden_state
     finally:
         hook.remove()
     # A mixture of experts, or one that is given more than hidden states, is left alone.
-    if len(seen) != 1 or not _maps_hidden_states(*seen[0], whole):
+    if len(seen) != 1 or not _maps_hidden_states(seen[0][0], seen[0][1], whole):
         return None
     with only_last(mlp, 1):
         cut = body(input_ids=probe, use_cache=False).last_hidden_state
