@@ -1,0 +1,81 @@
+"""Runs that are killed again and again go on to what an undisturbed one makes, and the ledger counts every draw.
+
+What is killed elsewhere: one run in the middle of generation, by SIGINT too (`tests/pipeline/test_cli.py`); a
+deployment's run, with its process (`test_deployments.py`); workers of process pools, Ray and Dask
+(`test_shard_runners.py`); a target between charge and publication, by an exception (`test_privacy.py`); a process
+that releases, at any time of the clock (`tests/core/test_ledger.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.accident import Accident
+from tests.faults.child import Ended, Runner
+from tests.faults.conftest import Watched
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+
+SEED, KILLS, AT_ANY_MOMENT = 20261121, 50, 29
+
+#: How many events lie between two kills, at most: a run has some 250.
+FURTHEST = 36
+
+TARGET = "stages/target_gradient"
+
+
+def around_what_counts(events: tuple[str, ...]) -> list[Accident]:
+    """Kills around the ledger's lines, each Parquet and its record, in the order in which a run gets there."""
+    (line,) = {event for event in events if event.startswith("fsync ledger/") and event.endswith(".jsonl")}
+    assert events.count(line) == 2
+    of_target = [
+        Accident("torn", line),  # half of the intent is written
+        Accident("kill", line),  # or all of it
+        Accident("kill", f"open {TARGET}/.*.parquet.TEMPORARY"),
+        Accident("torn", f"fsync {TARGET}/.*.parquet.TEMPORARY"),
+        Accident("kill", f"rename {TARGET}/*.parquet"),
+        Accident("torn", line, passed=1),  # the target is there, and half of its line
+        Accident("kill", "remove unfinished/target_gradient-*"),
+        Accident("kill", "open results/target_gradient/*"),
+    ]
+    kills: list[Accident] = []
+    records = [event for event in dict.fromkeys(events) if event.startswith("open results/")]
+    for number, record in enumerate(records):
+        if record == "open results/target_gradient/*":
+            kills += of_target
+        else:  # the Parquet is there, and no record of it, or half of one
+            kills.append(Accident(("kill", "torn")[number % 2], record))
+    for name in ("release", "report.html", "run.json"):
+        kills.append(Accident("kill", f"rename runs/RUN/{name}"))
+    return kills
+
+
+def test_kills_around_everything_that_is_recorded(finished: tuple[Watched, Ended], watched: Watched) -> None:
+    kills = around_what_counts(finished[1].events)
+    assert len(kills) == KILLS - AT_ANY_MOMENT
+    for accident in kills:
+        ended = watched.run(accident)
+        assert ended.status == -9, (accident, ended.said)
+        assert ended.events[-1] == accident.label
+    watched.finish()
+
+
+def test_kills_at_any_moment(runner: Runner, tmp_path: Path) -> None:
+    draw = random.Random(SEED)
+    roots = [Watched(tmp_path / "0", runner)]
+    struck: list[str] = []
+    while len(struck) < AT_ANY_MOMENT:
+        how = "torn" if draw.random() < 0.3 else "kill"
+        ended = roots[-1].run(Accident(how, passed=draw.randrange(1, FURTHEST)))
+        if ended.status == -9:
+            struck.append(ended.events[-1])
+        else:  # it came to its end before that
+            assert ended.status == 0, ended.said
+            roots[-1].is_as_undisturbed()
+            roots.append(Watched(tmp_path / f"{len(roots)}", runner))
+    roots[-1].finish()
+    places = {Path(event.split()[1]).parts[0] for event in struck if event.split()[1] != "."}
+    assert places >= {"stages", "results", "plots", "ledger"}
