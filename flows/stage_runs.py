@@ -19,10 +19,11 @@ from flows.result_storage import result_storage
 from flows.shard_runners import run_shards
 from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import StageArtifact
+from gradmm_core.errors import InputError
 from gradmm_core.memory import peak_memory
 from gradmm_core.run_record import StageRecord
 from gradmm_core.settings import ExecutionSettings
-from tasks.stage import RunContext
+from tasks.stage import RunContext, stage_key
 
 logger = logging.getLogger("gradmm_core.flow")
 
@@ -39,6 +40,7 @@ class StageRuns:
         """One stage: its artifact, made now or found in the cache."""
         with self._measured() as made:
             made.add(self._configured(stage)(self.context, return_state=True, **inputs))  # pyright: ignore
+            self._check(stage, inputs, made.artifact)
         return made.artifact
 
     def run_sharded(
@@ -56,10 +58,12 @@ class StageRuns:
             with closing(run_shards(self._configured(shard), self.context, inputs, execution)) as states:
                 for number, state in states:
                     shards[number] = made.add(state)
+                    self._check(shard, inputs[number], shards[number])
                     progress.add(shards[number].rows, cached=state.name == "Cached")
                     progress.tell()
             in_order = [shards[number] for number in sorted(shards)]
             made.add(self._configured(merge)(self.context, return_state=True, shards=in_order))  # pyright: ignore
+            self._check(merge, {"shards": in_order}, made.artifact)
         return made.artifact
 
     def run_each(
@@ -77,6 +81,7 @@ class StageRuns:
             made = _Made()
             for number, state in states:
                 artifacts[number] = made.add(state)
+                self._check(stage, inputs[number], artifacts[number])
                 self._keep(made)
                 made = _Made()
         return [artifacts[number] for number in sorted(artifacts)]
@@ -87,6 +92,17 @@ class StageRuns:
 
     def _configured(self, stage: Task[..., StageArtifact]) -> Task[..., StageArtifact]:
         return stage.with_options(result_storage=self._results, refresh_cache=stage.name in self.context.force)
+
+    def _check(self, stage: Task[..., StageArtifact], inputs: Mapping[str, Any], made: StageArtifact) -> None:
+        """Proves that what Prefect remembered is this stage's, of these inputs.
+
+        Raises:
+            InputError: if files under results/ were exchanged.
+        """
+        key = stage_key(stage.name, inputs)
+        if (made.stage, made.path.stem) != (stage.name, key):
+            record = self.context.root.results / stage.name / key
+            raise InputError("it is the record of another result", str(record), "delete it, then run again")
 
     @contextmanager
     def _measured(self, children: bool = False) -> Iterator[_Made]:
