@@ -14,7 +14,7 @@ from pathlib import Path
 from deployments.local_run import local_run, progress_on_stderr
 from deployments.options import add_changes, add_recipe, add_root, parse_location, read_recipe
 from deployments.study_commands import add_studies
-from gradmm_core.errors import InputError, WithheldError
+from gradmm_core.errors import InputError, ServerGone, WithheldError
 from gradmm_core.location import Location, reach, read_bytes
 
 OK, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return options.command(options)
     except InputError as error:
         print(f"gradmm: {error}", file=sys.stderr)
+        if isinstance(error, ServerGone):
+            _end_at_once(YOURS)
         return YOURS
     except OSError as error:
         if error.errno not in ENVIRONMENT_ERRORS:
@@ -58,6 +60,13 @@ def _for_the_owner_only() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def _end_at_once(status: int) -> None:
+    """Python's own end would wait, minutes long, for Prefect to send what no server takes any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,7 +24,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from gradmm_core.errors import InputError
+from gradmm_core.errors import InputError, ServerGone
 
 LOOPBACK, DEFAULT_PORT = "127.0.0.1", 4200
 START_SECONDS, STOP_SECONDS = 180, 20
@@ -142,9 +142,14 @@ def server_of_one_run() -> Iterator[Server | None]:
     Prefect would start one like it by itself, but in the middle of a run, and after importing all of a server into
     the run's own process: seconds that now pass beside other imports. As Prefect's own, it keeps its records where
     later servers find them, and is stopped when Python ends, after the last logs and events have been sent.
+
+    Raises:
+        ServerGone: if the server that there is stops answering.
     """
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
-        yield None
+    configured = PREFECT_API_URL.value()
+    if configured or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        with _told_if_gone(configured or "PREFECT_API_URL"):
+            yield None
         return
     with socket.socket() as any_port:
         any_port.bind((LOOPBACK, 0))
@@ -153,8 +158,22 @@ def server_of_one_run() -> Iterator[Server | None]:
     process = _start(api, output, "--no-ui", settings=ONLY_RECORDING)
     atexit.register(_stop, process)
     server = Server(api, False, process, output, "mend that, or set PREFECT_API_URL to a server that runs")
-    with _in_use(server):
+    with _in_use(server), _told_if_gone(api):
         yield server
+
+
+@contextmanager
+def _told_if_gone(api: str) -> Iterator[None]:
+    """A server that stops in the middle of a run, for longer than Prefect tries again, is none of our faults.
+
+    Raises:
+        ServerGone: in its place.
+    """
+    try:
+        yield
+    except httpx.TransportError as error:
+        what = f"the Prefect server does not answer any more ({error or type(error).__name__})"
+        raise ServerGone(what, api, "finished stages and shards are kept, run again") from error
 
 
 def _start(

@@ -28,6 +28,10 @@ class InputError(Exception):
         return printable(f"{_short(self.where)}: {_short(self.what)}; {_short(self.fix)}")
 
 
+class ServerGone(InputError):
+    """What a run reports to does not answer any more: nothing that is left to send will arrive."""
+
+
 class BudgetExhausted(InputError):
     """One more release would pass the data's privacy budget: refused, with nothing drawn."""
 
