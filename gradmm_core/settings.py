@@ -232,6 +232,11 @@ class LabelFilterSettings(Settings):
     runtime_fields = frozenset({"batch_size"})
 
     enabled: bool = True
+    calibrated: bool = Field(
+        default=True,
+        description="Take off the model's preference for a class over all texts. Without it, as in the paper, a "
+        "weak model drops most texts of the class that it does not prefer.",
+    )
     exemplars: tuple[Exemplar, ...] = ()
     batch_size: Count = 32
 

@@ -58,7 +58,7 @@ STAGES: dict[str, Stage] = {
     ),
     "generation_shard": Stage(5, _GENERATION),
     "generation": Stage(5, _GENERATION),
-    "label_filter": Stage(2, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
+    "label_filter": Stage(3, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
     "loss_selection": Stage(
         2,
         (

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from gradmm_core.category_balance import balance_categories
 from gradmm_core.errors import InputError
 from gradmm_core.filters import filter_figures, kept_texts, text_figures
-from gradmm_core.label_filter import filter_labels
+from gradmm_core.label_filter import calibrated, filter_labels
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.loss_selection import select_by_loss
 from gradmm_core.settings import CategoryBalanceSettings, Exemplar, LabelFilterSettings, LossSelectionSettings
 from gradmm_core.target_set import TargetSet
 from gradmm_core.template import TokenisedTemplate
 from gradmm_core.wording import ResponseTemplate
+from tests.conftest import tiny_language_model
 
 losses = st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=12)
 
@@ -143,7 +144,8 @@ def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
     )
     frame["token_ids"] = frame["text"].map(phi.encode)
     exemplars = (Exemplar(text="rude staff", label=0), Exemplar(text="a great book", label=1))
-    judged = filter_labels(phi, wording, template, frame, LabelFilterSettings(exemplars=exemplars))
+    settings = LabelFilterSettings(exemplars=exemplars, calibrated=False)
+    judged = filter_labels(phi, wording, template, frame, settings)
     for row in judged.itertuples():
         prompt = f"rude staff It was bad\na great book It was good\n{row.text} It was"
         logits = phi.model(**phi.tokenizer(prompt, return_tensors="pt")).logits[0, -1]
@@ -154,6 +156,41 @@ def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
     assert judged["kept"].nunique() == 2
     off = LabelFilterSettings(exemplars=exemplars, enabled=False)
     assert filter_labels(phi, wording, template, frame, off)["kept"].all()
+
+
+def test_a_calibrated_filter_forgets_what_the_model_prefers_whatever_it_reads(
+    tokenizer, wording: ResponseTemplate, template: TokenisedTemplate
+) -> None:
+    words = ["cold soup", "a smell", "late", "good light", "fresh bread", "warm"]
+    frame = texts([0.1] * 3, [0.1] * 3, words=words)
+
+    def judged(bias: float, calibrated: bool) -> pd.DataFrame:
+        model = tiny_language_model(tokenizer, "phi")
+        model.model.lm_head.bias.data[model.encode(" good")[0]] += bias
+        given = frame.assign(token_ids=frame["text"].map(model.encode))
+        return filter_labels(model, wording, template, given, LabelFilterSettings(calibrated=calibrated))
+
+    fair, biased = judged(0.0, calibrated=True), judged(20.0, calibrated=True)
+    assert fair["predicted"].tolist() == biased["predicted"].tolist()
+    assert fair["probability"].tolist() == pytest.approx(biased["probability"].tolist())
+    assert fair["kept"].nunique() == 2
+    assert judged(20.0, calibrated=False)["predicted"].unique().tolist() == [1]
+
+
+@given(
+    logits=st.lists(st.tuples(*[st.floats(-20, 20)] * 3), min_size=3, max_size=9),
+    shift=st.tuples(*[st.floats(-5, 5)] * 3),
+)
+def test_calibrated_probabilities_prefer_no_class_on_average(logits: list, shift: tuple) -> None:
+    own = torch.arange(len(logits)) % 3
+    raw = torch.tensor(logits, dtype=torch.float64)
+    found = calibrated(raw.softmax(dim=1), own)
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(len(raw), dtype=torch.float64))
+    # Classes count alike, however many texts they have.
+    of_class = torch.stack([found.log()[own == column].mean(dim=0) for column in range(3)]).mean(dim=0)
+    torch.testing.assert_close(of_class, of_class.mean().expand(3), rtol=1e-9, atol=1e-9)
+    shifted = calibrated((raw + torch.tensor(shift, dtype=torch.float64)).softmax(dim=1), own)
+    torch.testing.assert_close(shifted, found, rtol=1e-6, atol=1e-12)
 
 
 def test_a_class_without_texts_left_is_named() -> None:
