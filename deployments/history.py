@@ -23,7 +23,6 @@ from rich.text import Text
 
 from gradmm_core.errors import InputError, printable
 from gradmm_core.location import Location, location, reach, read_bytes
-from gradmm_core.study_record import TABLES
 
 #: Columns of a table that is not printed on a terminal: lines stay whole, for `grep` and the like.
 WIDE = 200
@@ -64,7 +63,7 @@ class PastRun(BaseModel, frozen=True):
     @property
     def report(self) -> Location:
         """Of a study, its tables."""
-        tables = self.folder / TABLES
+        tables = self.folder / "tables.md"  # study_record.TABLES, whose import takes seconds
         return tables if tables.is_file() else self.folder / "report.html"
 
     def figures(self, stage: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.bounds import bounds as bounds_stage
 
 
-@flow(name="gradmm-bounds", persist_result=False)
+@flow(name="gradmm-bounds", persist_result=False, result_serializer="json")
 def bounds(
     recipe: Recipe,
     learning_rate: float,

@@ -17,7 +17,7 @@ from gradmm_core.study_record import StudyRecord
 from tasks.gradients import gradients as gradients_stage
 
 
-@flow(name="gradmm-gradients", persist_result=False)
+@flow(name="gradmm-gradients", persist_result=False, result_serializer="json")
 def gradients(
     recipe: Recipe,
     learning_rate: float,

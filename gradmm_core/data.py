@@ -303,7 +303,7 @@ def _local_tables(folder: str, split: str) -> Iterator[tuple[str, pa.Table]]:
         try:
             table = _READERS[file.suffix](file)
             table.validate(full=True)  # among others, that strings are UTF-8
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last, of a damaged column name
             problem = re.sub(r"Column\(.*\)", "a column", _first_line(error))  # its name may be a record's
             raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
         yield str(file), table

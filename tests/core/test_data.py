@@ -523,3 +523,12 @@ def test_real_data_loads(
     assert (len(splits.train), len(splits.validation), len(splits.test)) == sizes
     assert set(splits.train.labels) == set(labels)
     assert all(text == text.strip() for text in splits.train.texts)
+
+
+def test_a_damaged_column_name_is_told_in_a_line(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        pd.DataFrame({"text": ["a", "b"] * 9, "label": [0, 1] * 9}).to_parquet(tmp_path / f"{split}.parquet")
+    whole = (tmp_path / "train.parquet").read_bytes()
+    (tmp_path / "train.parquet").write_bytes(whole.replace(b"text", b"\x80ext"))
+    with pytest.raises(InputError, match=r"train\.parquet: cannot be read"):
+        load_splits(DataSettings(path=str(tmp_path), validation_rows=2), (0, 1), 0)

@@ -33,7 +33,7 @@ from prefect.client.schemas.objects import Artifact, FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.logging.handlers import APILogHandler, APILogWorker
 
-from deployments.cli import _progress_on_stderr
+from deployments.local_run import progress_on_stderr
 from flows import ui_artifacts, ui_plots
 from flows.ui_artifacts import UiArtifacts, artifact_key, plot_key
 from flows.ui_logs import logs_in_ui
@@ -467,7 +467,7 @@ def test_the_cores_log_reaches_the_ui_once(as_on_import: logging.Logger) -> None
 
 def test_the_command_line_has_each_line_once_and_the_ui_too(as_on_import: logging.Logger) -> None:
     errors = io.StringIO()
-    with redirect_stderr(errors), _progress_on_stderr():
+    with redirect_stderr(errors), progress_on_stderr():
         logging_flow()
     assert errors.getvalue().count("a stage starts") == 1
     assert logs_of(latest_run()) == ["a stage starts", "it diverged", "afterwards"][:2]

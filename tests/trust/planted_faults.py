@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from deployments.cli import _configure_prefect, _for_the_owner_only, main
+from deployments.cli import _for_the_owner_only, main
+from deployments.local_run import _configure_prefect
 
 #: The stages that read private records, after their fingerprint has been taken.
 READERS = ("target_gradient", "finetune_eval", "mia_audit", "memorisation")
