@@ -93,11 +93,11 @@ def run_study(options: argparse.Namespace) -> int:
         from gradmm_core.artifacts import Root
         from gradmm_core.study_pages import study_page
 
-        flow = getattr(import_module(f"flows.{options.study}"), options.study)
+        run = getattr(import_module(f"flows.{options.study}"), options.study)
         wait_for_server()
         command = ("gradmm", *options.arguments)
         with progress_on_stderr():
-            record: StudyRecord = flow(recipe, root=str(options.root), **plan, command=command)
+            record: StudyRecord = run(recipe, root=str(options.root), **plan, command=command)
     print(study_page(record))
     print(f"tables and picture: {Root(path=options.root).runs / record.run_id}")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
