@@ -15,6 +15,7 @@ from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe
 from gradmm_core.report import FILTERS, best_and_worst, duration, figure, key_figures, percent, points, read_line
 from gradmm_core.run_record import RunRecord, StageRecord
+from tasks.stages import OF_STUDIES
 
 TABLE_ROWS, SAMPLE_ROWS = 50, 8
 
@@ -47,24 +48,7 @@ WHAT = {
 }
 
 #: Stages whose figures are measured on private data. Of these no row is shown, whatever it holds.
-PRIVATE = (
-    "target_gradient",
-    "finetune_eval",
-    "mia_audit",
-    "memorisation",
-    "coresets",
-    "arm_eval",
-    "arm_measures",
-    "compare",
-    "scarce",
-    "transfer",
-    "ablate",
-    "epsilon",
-    "distribution",
-    "gradient_path",
-    "gradients",
-    "bounds",
-)
+PRIVATE = ("target_gradient", "finetune_eval", "mia_audit", "memorisation", *OF_STUDIES)
 
 PRIVATE_NOTE = "Measured on private data: for your eyes, not for publication."
 
