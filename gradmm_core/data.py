@@ -291,7 +291,7 @@ def _hub_tables(settings: DataSettings, split: str) -> Iterator[tuple[str, pa.Ta
         table = dataset.with_format("arrow")[:]
     except Exception as error:  # of many families: the hub's, the data set builders', the HTTP client's
         raise InputError(
-            f"cannot be loaded from the hub ({_first_line(error)})",
+            f"cannot be loaded from the hub ({_first_line(str(error)) or type(error).__name__})",
             where,
             "check the names and the network, or name a folder of local files in data.path",
         ) from error
@@ -304,13 +304,15 @@ def _local_tables(folder: str, split: str) -> Iterator[tuple[str, pa.Table]]:
             table = _READERS[file.suffix](file)
             table.validate(full=True)  # among others, that strings are UTF-8
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last, of a damaged column name
-            problem = re.sub(r"Column\(.*\)", "a column", _first_line(error))  # its name may be a record's
+            # A column's name may be a record's, and of several lines.
+            told = re.sub(r"Column\(.*\)", "a column", str(error), flags=re.DOTALL)
+            problem = _first_line(told) or type(error).__name__
             raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
         yield str(file), table
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0]
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:

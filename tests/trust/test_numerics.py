@@ -68,7 +68,8 @@ def written(
 
 def judged(model: LanguageModel, wording: ResponseTemplate, texts: list[str], exemplar: str = "a quiet room"):
     frame = pd.DataFrame({"text": texts, "token_ids": [model.encode(t) for t in texts], "label": 1})
-    settings = LabelFilterSettings(exemplars=(Exemplar(text=exemplar, label=1),), batch_size=3)
+    # Calibration would let every text weigh in on all: as one of so many, in a mean.
+    settings = LabelFilterSettings(exemplars=(Exemplar(text=exemplar, label=1),), batch_size=3, calibrated=False)
     return filter_labels(model, wording, tokenise_template(model, wording), frame, settings)
 
 
