@@ -38,7 +38,7 @@ def study_pictures(record: StudyRecord) -> Mapping[str, Figure]:
     from gradmm_core import plots  # late: it imports matplotlib
 
     rows = record.table.read()
-    if record.study == "compare":
+    if record.study == "compare" and len(record.sizes) > 1:
         return {"accuracy": plots.accuracy_by_size(rows)}
     if record.study == "scarce":
         return {"accuracy": plots.accuracy_by_size(rows, "real rows")}
