@@ -129,7 +129,7 @@ def _transfer(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
     from gradmm_core.arm_recipes import check_models
 
     check_models(recipe, options.models)
-    return {"models": tuple(options.models), **_arms(recipe, options, "transfer")}
+    return {"models": tuple(options.models), **_arms(recipe, options)}
 
 
 def _ablate(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
@@ -149,10 +149,6 @@ def _epsilon(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
     return {"epsilons": epsilons}
 
 
-def _distribution(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
-    return _arms(recipe, options, "distribution")
-
-
 def _path(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
     from gradmm_core.arm_recipes import check_path, middle_rate
     from gradmm_core.arms import ARMS_OF
@@ -166,11 +162,11 @@ def _path(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
     return plan
 
 
-def _arms(recipe: Recipe, options: argparse.Namespace, study: str) -> dict[str, Any]:
+def _arms(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
     from gradmm_core.arm_recipes import all_texts, check_plan
     from gradmm_core.arms import ARMS_OF
 
-    arms = tuple(options.arms or ARMS_OF[study])
+    arms = tuple(options.arms or ARMS_OF[options.study])
     check_plan(recipe, [all_texts(recipe)], arms, [])
     return {"arms": arms}
 
@@ -181,7 +177,7 @@ _PLANS: Mapping[str, Callable[[Recipe, argparse.Namespace], dict[str, Any]]] = {
     "transfer": _transfer,
     "ablate": _ablate,
     "epsilon": _epsilon,
-    "distribution": _distribution,
+    "distribution": _arms,
     "gradients": _path,
     "bounds": _path,
 }

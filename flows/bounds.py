@@ -6,10 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.gradient_paths import gradient_paths
-from flows.study import Study
-from flows.ui_logs import logs_in_ui
-from gradmm_core.arm_recipes import all_texts, check_path
+from flows.gradient_paths import run_path_study
 from gradmm_core.arms import ARMS_OF
 from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe
@@ -28,14 +25,6 @@ def bounds(
 ) -> StudyRecord:
     """Along fine-tuning on each arm's own texts, what bounds the gap of gradients and of losses, and both gaps.
 
-    Args:
-        learning_rate: of every arm.
-        real_rows: of the train split, drawn once.
-        arms: names of `gradmm_core.arms.ARMS`; the product's own is always among them.
+    The arguments are those of `run_path_study`.
     """
-    with logs_in_ui():
-        check_path(recipe, arms, learning_rate, real_rows)
-        study = Study("bounds", recipe, root, command)
-        paths = gradient_paths(study, arms, learning_rate, real_rows)
-        study.runs.run(bounds_stage, paths=[path for of_arm in paths.values() for path in of_arm])
-        return study.finish(list(paths), [all_texts(recipe)])
+    return run_path_study(bounds_stage, recipe, root, arms, learning_rate, real_rows, command)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from prefect import Task
+
 from flows.study import Study
-from gradmm_core.arm_recipes import all_texts
+from flows.ui_logs import logs_in_ui
+from gradmm_core.arm_recipes import all_texts, check_path
 from gradmm_core.arms import ARMS, PRODUCT
 from gradmm_core.artifacts import StageArtifact
+from gradmm_core.location import Location
+from gradmm_core.recipe import Recipe
 from gradmm_core.settings import FinetuneEvalSettings
+from gradmm_core.study_record import StudyRecord
 from tasks.gradient_path import gradient_path
 from tasks.inputs import drawn_rows
 
@@ -19,7 +25,31 @@ logger = logging.getLogger("gradmm_core.flow")
 REAL_SEED = -1
 
 
-def gradient_paths(
+def run_path_study(
+    stage: Task[..., StageArtifact],
+    recipe: Recipe,
+    root: Location,
+    arms: Sequence[str],
+    learning_rate: float,
+    real_rows: int,
+    command: Sequence[str],
+) -> StudyRecord:
+    """The study whose table `stage` makes of all paths, and which has its name.
+
+    Args:
+        arms: names of `gradmm_core.arms.ARMS`; the product's own is always among them.
+        learning_rate: of every arm.
+        real_rows: of the train split, drawn once.
+    """
+    with logs_in_ui():
+        check_path(recipe, arms, learning_rate, real_rows)
+        study = Study(stage.name, recipe, root, command)
+        paths = _gradient_paths(study, arms, learning_rate, real_rows)
+        study.runs.run(stage, paths=[path for of_arm in paths.values() for path in of_arm])
+        return study.finish(list(paths), [all_texts(recipe)])
+
+
+def _gradient_paths(
     study: Study, arms: Sequence[str], learning_rate: float, real_rows: int
 ) -> dict[str, list[StageArtifact]]:
     """Of each arm, the product's among them, a path for each seed: cached, whichever flow asks for it."""

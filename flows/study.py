@@ -176,11 +176,9 @@ class Study:
             evaluated[number].append(one)
         return evaluated
 
-    def measures(
-        self, arm: Arm, made: StageArtifact | None, sizes: Sequence[int], aim: Aim | None = None
-    ) -> StageArtifact:
+    def measures(self, arm: Arm, made: StageArtifact | None, sizes: Sequence[int]) -> StageArtifact:
         """How an arm's texts read."""
-        aim = aim or self.aim
+        aim = self.aim
         return self.quiet.run(
             arm_measures,
             arm=arm,

@@ -134,26 +134,20 @@ def _how_it_reads(largest: pd.DataFrame) -> list[str]:
     ]
 
 
-def arms_markdown(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]], name: str = "arm") -> str:
-    """One line per row: accuracy, the product's lead, and other figures of the row, with their digits.
+def arms_markdown(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]]) -> str:
+    """One line per row: accuracy, the product's lead, and other figures of the row.
 
     Args:
-        table: rows like those of the stage `compare`; `columns` that hold words are given as they are.
-        name: heading of the first column, and the name of the column in `table`.
+        table: rows like those of the stage `compare`.
+        columns: of the other figures, with their headings and digits.
     """
-
-    def figure(value: object, digits: int) -> str:
-        if isinstance(value, str):
-            return value
-        return "" if pd.isna(value) else f"{value:,.{digits}f}"  # pyright: ignore
-
-    head = [name, "accuracy (best on test)", f"{PRODUCT} ahead by", *(heading for heading, _ in columns.values())]
+    head = ["arm", "accuracy (best on test)", f"{PRODUCT} ahead by", *(heading for heading, _ in columns.values())]
     lines = [
         [
-            str(row[name]),
+            str(row["arm"]),
             _accuracy(row),
             "" if pd.isna(row["verdict"]) else _lead(row),
-            *(figure(row[column], digits) for column, (_, digits) in columns.items()),
+            *("" if pd.isna(row[c]) else f"{row[c]:,.{digits}f}" for c, (_, digits) in columns.items()),
         ]
         for _, row in table.iterrows()
     ]
