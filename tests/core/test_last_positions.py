@@ -8,6 +8,8 @@ from torch import nn
 
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.last_positions import last_mlp
+from gradmm_core.matching import HeadMatching
+from gradmm_core.template import TokenisedTemplate
 from tests.conftest import tiny_language_model
 
 
@@ -58,3 +60,17 @@ def test_an_mlp_that_is_no_map_of_single_positions_stays_whole(tokenizer, mlp: n
     assert last_mlp(lm.model.base_model, lm.probe) is not None
     lm.model.base_model.layers[-1].mlp = mlp
     assert last_mlp(lm.model.base_model, lm.probe) is None
+
+
+def test_matching_leaves_out_what_it_does_not_read(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    seen = []
+    mlp = phi.model.base_model.layers[-1].mlp
+    matching = HeadMatching(phi, template, 1, torch.ones_like(phi.head))
+    x = phi.embed(torch.tensor([[5, 6, 7, 8]]))
+    matching(x)  # the probe is over
+    hook = mlp.fc1.register_forward_hook(lambda _fc1, inputs, _output: seen.append(inputs[0].shape[1]))
+    try:
+        matching(x)
+    finally:
+        hook.remove()
+    assert seen == [len(template.responses[1])]
