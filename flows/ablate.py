@@ -7,7 +7,6 @@ from pathlib import Path
 from prefect import flow
 
 from flows.study import Study
-from flows.texts import filtered_texts, generated_texts
 from flows.ui_logs import logs_in_ui
 from gradmm_core.ablations import Ablation, ablated, check_ablations
 from gradmm_core.arm_recipes import all_texts
@@ -33,18 +32,18 @@ def ablate(
     with logs_in_ui():
         check_ablations(recipe, ablations)
         study, size = Study("ablate", recipe, root, command), all_texts(recipe)
-        made = {ARMS["before"]: None, ARMS[PRODUCT]: study.texts}
-        generated = {PRODUCT: study.own}
+        made = {ARMS["before"]: None, ARMS[PRODUCT]: study.product.texts}
+        generated = {PRODUCT: study.product.generated}
         versions = [(each, study.version(each.name, ablated(study.recipe, each))) for each in ablations]
         for ablation, its in versions:
-            generated[ablation.name] = generated_texts(its.runs, its.recipe, its.aim)
+            generated[ablation.name] = its.generated
             arm = Arm(ablation.name, "written" if ablation.unranked else "synthetic")
-            made[arm] = filtered_texts(its.runs, its.recipe, its.aim, generated[ablation.name])
+            made[arm] = its.texts
         plan = [trials for arm, texts in made.items() for trials in study.trials(arm, texts, [size])]
         study.runs.run(
             ablate_stage,
             arms=list(generated),
-            generations=list(generated.values()),
+            generations=[list(each.values()) for each in generated.values()],
             evaluations=[one for each in study.evaluate(plan) for one in each],
             measures=[study.measures(arm, texts, [size]) for arm, texts in made.items() if texts is not None],
         )

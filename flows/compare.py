@@ -27,8 +27,10 @@ def compare(
 ) -> StudyRecord:
     """Fine-tunes on every arm at every size and with every seed, and tabulates what each is worth.
 
+    Every seed of `finetune_eval.seeds` has texts generated anew, draws other random rows, and fine-tunes in
+    another order. The target, and with it the noise, is the same for all: it is released once.
+
     Args:
-        recipe: its `finetune_eval.seeds` are the seeds.
         root: the folder, or the URL in an object store, that keeps stages and runs.
         sizes: how many texts, in all; by default the paper's, as far as the recipe can fill them. An arm's are the
             first of its own order, as evenly over the classes as it goes, so that one generation serves all sizes.
@@ -45,7 +47,7 @@ def compare(
         _ = study.aim
         private = {epsilon: study.private(epsilon) for epsilon in epsilons}
         made = {arm: study.made(arm) for name, arm in ARMS.items() if name in (*arms, PRODUCT)}
-        made |= {private_arm(epsilon): its.texts() for epsilon, its in private.items()}
+        made |= {private_arm(epsilon): its.texts for epsilon, its in private.items()}
         plan = [trials for arm, texts in made.items() for trials in study.trials(arm, texts, sizes)]
         evaluations = study.evaluate(plan)
         measures = [

@@ -37,10 +37,10 @@ def distribution(
         study.runs.run(
             distribution_stage,
             arms=chosen,
-            made=made,
+            made=[None if texts is None else texts[study.seeds[0]] for texts in made],
             measures=[study.measures(arm, texts, [size]) for arm, texts in zip(chosen, made, strict=True)],
             size=size,
-            seed=study.recipe.finetune_eval.seeds[0],
+            seed=study.seeds[0],
             train=aim.data.train,
             test=aim.data.test,
             model=aim.model,

@@ -39,8 +39,8 @@ def epsilon(
         made = {
             ARMS["before"]: None,
             ARMS["zero-shot"]: study.made(ARMS["zero-shot"]),
-            ARMS[PRODUCT]: study.texts,
-            **{arm: its.texts() for arm, its in private.items()},
+            ARMS[PRODUCT]: study.product.texts,
+            **{arm: its.texts for arm, its in private.items()},
         }
         plan = [trials for arm, texts in made.items() for trials in study.trials(arm, texts, [size])]
         flat = [one for each in study.evaluate(plan) for one in each]

@@ -35,20 +35,15 @@ def scarce(
         few = tuple(sorted(set(few)))
         check_few(recipe, few)
         study = Study("scarce", recipe, root, command)
-        size, seeds = all_texts(recipe), study.recipe.finetune_eval.seeds
+        size, seeds = all_texts(recipe), study.seeds
         written = study.made(ARMS["zero-shot"])
         plan = [*study.trials(ARMS["before"], None, [0]), *study.trials(ARMS["zero-shot"], written, [size])]
         sizes = [0, size]
         for rows in few:
-            versions = {
-                seed: study.version(
-                    f"{rows} rows", study.recipe.model_copy(update={"seed": seed}), drawn=(rows, seed)
-                )
-                for seed in seeds
-            }
+            versions = {seed: study.of_rows(rows, seed) for seed in seeds}
             plan.append([Trial(its.aim, REAL_ROWS, None, rows, seed) for seed, its in versions.items()])
             product = ARMS[PRODUCT]
-            plan.append([Trial(its.aim, product, its.texts(), size, seed) for seed, its in versions.items()])
+            plan.append([Trial(its.aim, product, its.texts[seed], size, seed) for seed, its in versions.items()])
             sizes += [rows, rows]
         study.runs.run(scarce_stage, few=sizes, evaluations=study.evaluate(plan))
         return study.finish(["before", "zero-shot", REAL_ROWS.name, PRODUCT], few)

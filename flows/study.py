@@ -17,7 +17,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact
 
 from flows.stage_runs import StageRuns
-from flows.texts import Aim, filtered_texts, generated_texts, release_target, stage_runs, synthetic_texts
+from flows.texts import Aim, filtered_texts, generated_texts, release_target, stage_runs
 from flows.ui_artifacts import UiArtifacts, artifact_key, never_failing
 from gradmm_core.arm_recipes import equal_draws, few_shot, rerank, with_epsilon, zero_shot
 from gradmm_core.arms import PRODUCT, Arm
@@ -36,6 +36,10 @@ from tasks.privacy_budget import composed_guarantee
 logger = logging.getLogger("gradmm_core.flow")
 
 
+#: What the texts of an arm come from, by seed; None where they are random rows.
+Made = Mapping[int, StageArtifact] | None
+
+
 @dataclass(frozen=True)
 class Trial:
     """An arm's texts at one size, as one seed fine-tunes on them. `made` is None where they are random rows."""
@@ -49,18 +53,35 @@ class Trial:
 
 @dataclass(frozen=True)
 class Version:
-    """The recipe with other settings, and an aim of its own: in a private run one more release."""
+    """A way of making texts for an aim, which every seed goes by itself.
+
+    Attributes:
+        runs: shows the first seed's stages in Prefect's UI; `quiet` has those of all others.
+    """
 
     runs: StageRuns
+    quiet: StageRuns
     recipe: Recipe
     aim: Aim
+    seeds: tuple[int, ...]
 
-    def texts(self) -> StageArtifact:
-        return synthetic_texts(self.runs, self.recipe, self.aim)
+    @cached_property
+    def generated(self) -> dict[int, StageArtifact]:
+        """The texts before any filter, by seed."""
+        return {seed: generated_texts(*self._of(seed), self.aim) for seed in self.seeds}
+
+    @cached_property
+    def texts(self) -> dict[int, StageArtifact]:
+        """What all filters leave, by seed."""
+        return {seed: filtered_texts(*self._of(seed), self.aim, made) for seed, made in self.generated.items()}
 
     @property
     def guarantee(self) -> Guarantee:
         return composed_guarantee(self.recipe.privacy, self.runs.context)
+
+    def _of(self, seed: int) -> tuple[StageRuns, Recipe]:
+        runs = self.runs if seed == self.seeds[0] else self.quiet
+        return runs, self.recipe.model_copy(update={"seed": seed})
 
 
 class Study:
@@ -82,64 +103,75 @@ class Study:
         self.quiet = StageRuns(self.runs.context, _WithoutPages(self.recipe, self.root))
         self._parts = [self.runs, self.quiet]
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.recipe.finetune_eval.seeds
+
     @cached_property
     def aim(self) -> Aim:
         """The recipe's own."""
         return release_target(self.runs, self.recipe)
 
-    def version(self, name: str, recipe: Recipe, drawn: tuple[int, int] | None = None) -> Version:
-        """Another recipe's target, released from the same data, with pages of its own in Prefect's UI.
+    @cached_property
+    def product(self) -> Version:
+        """The recipe as it is."""
+        return Version(self.runs, self.quiet, self.recipe, self.aim, self.seeds)
 
-        Args:
-            drawn: see `release_target`. Without pages, as there are many.
-        """
-        runs = stage_runs(self.asked, _named(recipe, name), self.root)
-        if drawn:
-            runs.ui = _WithoutPages(recipe, self.root)
-        # The data and the budget are the study's, under whatever name and seed texts are generated.
-        runs.context = runs.context.model_copy(update={"recipe": self.recipe.name, "seed": self.recipe.seed})
+    def version(self, name: str, recipe: Recipe) -> Version:
+        """Another recipe's target, released from the same data: in a private run one more release."""
+        runs = stage_runs(self.asked, recipe, self.root)
+        # The data and the budget are the study's.
+        runs.context = runs.context.model_copy(update={"recipe": self.recipe.name})
+        runs.ui = self._pages(recipe, name)
         self._parts.append(runs)
-        return Version(runs, recipe, release_target(runs, recipe, drawn))
+        return Version(runs, self.quiet, recipe, release_target(runs, recipe), self.seeds)
+
+    def of_rows(self, rows: int, seed: int) -> Version:
+        """The recipe with the target of random rows alone, for the seed that draws them; see `release_target`."""
+        aim = release_target(self.quiet, self.recipe, (rows, seed))
+        return Version(self.quiet, self.quiet, self.recipe, aim, (seed,))
 
     def private(self, epsilon: float) -> Version:
         """For the product's arm under a guarantee."""
         return self.version(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon))
 
-    def made(self, arm: Arm) -> StageArtifact | None:
-        """What the texts of an arm of `ARMS` come from, for the recipe's own aim; None for random rows."""
+    def made(self, arm: Arm) -> Made:
+        """What the texts of an arm of `ARMS` come from, for the recipe's own aim."""
         if arm.name == PRODUCT:
-            return self.texts
+            return self.product.texts
         if arm.source == "coreset":
             # As many as any size could ask for: another size is not to select anew.
             most = self.recipe.loss_selection.per_class
             data = {"train": self.aim.data.train, "model": self.aim.model, "wording": self.aim.wording}
-            return self.runs.run(coresets, **data, per_class=most)
+            return dict.fromkeys(self.seeds, self.runs.run(coresets, **data, per_class=most))
         if arm.source not in ("synthetic", "written"):
             return None
-        runs = StageRuns(self.runs.context, UiArtifacts(_named(self.recipe, arm.name), self.root))
+        runs = StageRuns(self.runs.context, self._pages(self.recipe, arm.name))
         self._parts.append(runs)
+        return Version(runs, self.quiet, self._written(arm), self.aim, self.seeds).texts
+
+    def _written(self, arm: Arm) -> Recipe:
+        """The recipe of an arm whose texts the model writes."""
         if arm.name != "rerank":
-            recipe = few_shot(self.recipe) if arm.name == "few-shot" else zero_shot(self.recipe)
-            return synthetic_texts(runs, recipe, self.aim)
-        one, two = (generated_texts(runs, _one_text(rerank(self.recipe, draws)), self.aim) for draws in (1, 2))
-        draws = equal_draws(*(each.figures["token_passes_per_text"] for each in (self.own, one, two)))
+            return few_shot(self.recipe) if arm.name == "few-shot" else zero_shot(self.recipe)
+        first = self.seeds[0]
+        one, two = (generated_texts(self.quiet, _one_text(rerank(self.recipe, n)), self.aim) for n in (1, 2))
+        made = (self.product.generated[first], one, two)
+        draws = equal_draws(*(each.figures["token_passes_per_text"] for each in made))
         logger.info("rerank chooses among %d texts, which cost as much as one of %s", draws, PRODUCT)
-        return synthetic_texts(runs, rerank(self.recipe, draws), self.aim)
+        return rerank(self.recipe, draws)
 
-    @cached_property
-    def own(self) -> StageArtifact:
-        """What the recipe's own way of generating writes, before any filter."""
-        return generated_texts(self.runs, self.recipe, self.aim)
+    def _pages(self, recipe: Recipe, name: str) -> UiArtifacts:
+        """By a name that they have to themselves."""
+        own = "".join(letter if letter.isalnum() else "-" for letter in f"{recipe.name}-{name}".lower())
+        return UiArtifacts(recipe.model_copy(update={"name": own}), self.root)
 
-    @cached_property
-    def texts(self) -> StageArtifact:
-        """The product's, as the recipe has them."""
-        return filtered_texts(self.runs, self.recipe, self.aim, self.own)
-
-    def trials(self, arm: Arm, made: StageArtifact | None, sizes: Sequence[int]) -> list[list[Trial]]:
-        """On the same texts with every seed: a list for each of the arm's sizes."""
-        seeds = self.recipe.finetune_eval.seeds
-        return [[Trial(self.aim, arm, made, size, seed) for seed in seeds] for size in arm.sizes(sizes)]
+    def trials(self, arm: Arm, made: Made, sizes: Sequence[int]) -> list[list[Trial]]:
+        """Every seed on its own texts: a list for each of the arm's sizes."""
+        return [
+            [Trial(self.aim, arm, None if made is None else made[seed], size, seed) for seed in self.seeds]
+            for size in arm.sizes(sizes)
+        ]
 
     def evaluate(self, plan: Sequence[Sequence[Trial]]) -> list[list[StageArtifact]]:
         """Fine-tunes on each trial. The first of each list tries all learning rates, others take its choice."""
@@ -176,15 +208,15 @@ class Study:
             evaluated[number].append(one)
         return evaluated
 
-    def measures(self, arm: Arm, made: StageArtifact | None, sizes: Sequence[int]) -> StageArtifact:
+    def measures(self, arm: Arm, made: Made, sizes: Sequence[int]) -> StageArtifact:
         """How an arm's texts read."""
         aim = self.aim
         return self.quiet.run(
             arm_measures,
             arm=arm,
-            made=made,
+            made=None if made is None else [made[seed] for seed in self.seeds],
             sizes=list(sizes),
-            seeds=list(self.recipe.finetune_eval.seeds),
+            seeds=list(self.seeds),
             train=aim.data.train,
             test=aim.data.test,
             model=aim.model,
@@ -214,7 +246,7 @@ class Study:
             machine=machine(),
             arms=tuple(arms),
             sizes=tuple(sizes),
-            seeds=recipe.finetune_eval.seeds,
+            seeds=self.seeds,
             guarantees=dict(guarantees or {}),
         )
         record = write_study(self.root, record, study_page(record), study_pictures(record))
@@ -230,12 +262,6 @@ class Study:
 class _WithoutPages(UiArtifacts):
     def show_stage(self, records: Sequence[StageRecord]) -> None:
         pass
-
-
-def _named(recipe: Recipe, arm: str) -> Recipe:
-    """By a name that its pages in Prefect's UI have to themselves."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in f"{recipe.name}-{arm}".lower())
-    return recipe.model_copy(update={"name": name})
 
 
 def _one_text(recipe: Recipe) -> Recipe:

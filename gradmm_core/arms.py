@@ -1,7 +1,7 @@
 """What a comparison fine-tunes on: the product's texts, and all that they have to beat.
 
 An arm of n texts is the first n of its texts in their own order, as evenly over the classes as it goes, so that
-one generation serves all sizes. The order is that of
+a generation serves all sizes. The order is that of
 
     gradmm, rerank       the matching loss, after all filters
     zero-shot, few-shot  writing: nothing but the label filter chooses (of two near duplicates the one that matches

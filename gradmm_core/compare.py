@@ -1,8 +1,8 @@
 """What each arm of a comparison is worth, beside the product's: as rows, and as tables in Markdown.
 
 Everything is paired over seeds: with a seed, every arm is fine-tuned in the same order of batches and measured on
-the same rows. Intervals are Student's over seeds, at 95%. A seed stands for fine-tuning, and for the draw of
-random rows; texts are generated once, so how much another generation would differ is in no interval.
+the same rows. Intervals are Student's over seeds, at 95%. A seed stands for another generation of all texts, or
+another draw of random rows, and for fine-tuning.
 """
 
 from __future__ import annotations

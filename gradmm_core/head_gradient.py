@@ -47,10 +47,11 @@ class HeadGradients:
             response_mask: false at padding; every example has at least one true entry.
         """
         probabilities = torch.softmax(logits, dim=-1)
-        onehot = torch.nn.functional.one_hot(response_ids, logits.shape[-1]).to(logits.dtype)
+        minus_one = torch.full_like(response_ids[..., None], -1, dtype=logits.dtype)
         weight = response_mask.to(logits.dtype)
         weight = weight / weight.sum(dim=1, keepdim=True)
-        return cls((probabilities - onehot) * weight[..., None], hidden)
+        residual = probabilities.scatter_add(-1, response_ids[..., None], minus_one).mul_(weight[..., None])
+        return cls(residual, hidden)
 
     def inner_products(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
         """<g_i, G> = sum_t r_t^T G h_t - <centre, G> for each example."""

@@ -113,9 +113,9 @@ def _distribution(table: pd.DataFrame) -> str:
         [
             "## How near the texts are to real ones",
             "Distances of the model's hidden states from those of as many test rows, which each seed draws anew: "
-            "means over seeds. In brackets, 95% of such distances for random halves of the texts and as many "
-            "rows: fewer rows have larger Fréchet distances, so that the mean may lie outside. `random` are train "
-            "rows: as near as real text is to itself.",
+            "means over seeds. In brackets, 95% of such distances for random halves of the first seed's texts "
+            "and as many rows: fewer rows have larger Fréchet distances, so that the mean may lie outside. "
+            "`random` are train rows: as near as real text is to itself.",
             markdown_table(["arm", "texts", *(MEASURES[name][0] for name in names)], lines),
         ]
     )

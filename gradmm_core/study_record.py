@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 #: In the run's folder.
 TABLES = "tables.md"
 
-_OF_FINETUNING = (
-    "They are of fine-tuning, and of the draw of random rows. Texts are generated once: how much another "
-    "generation would differ is in no interval."
+_ALL_BUT_THE_TARGET = (
+    "Each has texts generated anew, draws other random rows, and fine-tunes in another order. The target is the "
+    "same for all, and so are the rows of herding and k-center."
 )
 
 #: Studies of what happens along fine-tuning, with one learning rate for all arms. Nothing is tested.
@@ -36,14 +36,14 @@ ALONG_PATHS = ("gradients", "bounds")
 
 #: What a seed stands for, by study.
 SEEDS_ARE = {
-    "compare": _OF_FINETUNING,
-    "transfer": _OF_FINETUNING,
-    "ablate": _OF_FINETUNING,
-    "epsilon": f"{_OF_FINETUNING} Nor is another draw of the noise.",
+    "compare": _ALL_BUT_THE_TARGET,
+    "transfer": _ALL_BUT_THE_TARGET,
+    "ablate": _ALL_BUT_THE_TARGET,
+    "epsilon": f"{_ALL_BUT_THE_TARGET} How much another draw of the noise would differ is in no interval.",
     "scarce": "Each draws other real rows, has other texts generated from them, and fine-tunes in another order.",
-    "gradients": _OF_FINETUNING,
-    "bounds": _OF_FINETUNING,
-    "distribution": "They are of the draw of random rows, and of the test rows that texts are held against.",
+    "gradients": _ALL_BUT_THE_TARGET,
+    "bounds": _ALL_BUT_THE_TARGET,
+    "distribution": "Each has texts generated anew, draws other random rows, and other test rows for both.",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from gradmm_core.artifacts import StageArtifact
 from tasks.stage import Outcome, RunContext, stage_task
 
@@ -10,14 +12,14 @@ from tasks.stage import Outcome, RunContext, stage_task
 def ablate(
     context: RunContext,
     arms: list[str],
-    generations: list[StageArtifact],
+    generations: list[list[StageArtifact]],
     evaluations: list[StageArtifact],
     measures: list[StageArtifact],
 ) -> Outcome:
     """One row per version of the recipe, with the mean matching loss and the passes of its generation.
 
     Args:
-        arms: the versions' names, for `generations`.
+        arms: the versions' names, for `generations`: of each, one for every seed.
     """
     import pandas as pd  # late, see tasks/stage.py
 
@@ -28,8 +30,8 @@ def ablate(
         [
             {
                 "arm": arm,
-                "matching_loss": made.figures["mean_matching_loss"],
-                "token_passes": made.figures["token_passes_per_text"],
+                "matching_loss": statistics.fmean(each.figures["mean_matching_loss"] for each in made),
+                "token_passes": statistics.fmean(each.figures["token_passes_per_text"] for each in made),
             }
             for arm, made in zip(arms, generations, strict=True)
         ]

@@ -30,7 +30,7 @@ BATCH_SIZE = 64
 def arm_measures(
     context: RunContext,
     arm: Arm,
-    made: StageArtifact | None,
+    made: list[StageArtifact] | None,
     sizes: list[int],
     seeds: list[int],
     train: SplitReference,
@@ -40,11 +40,18 @@ def arm_measures(
 ) -> Outcome:
     """Figures of every size and seed.
 
+    Args:
+        made: of each seed, what the arm's texts come from; see `ArmTexts`.
+
     Distances are between the embeddings of the arm's texts and of as many random test rows of each class, which
     every seed draws anew. Test rows, because train rows would be next to nothing from themselves.
     """
     language_model, template = read_model(context, model, wording)
-    real, own = read_split(context, test), ArmTexts(context, arm, made, train)
+    real = read_split(context, test)
+    own = {
+        seed: ArmTexts(context, arm, each, train)
+        for seed, each in zip(seeds, made or [None] * len(seeds), strict=True)
+    }
 
     def tokens(texts: LabelledTexts) -> list[list[int]]:
         return tokenise_texts(language_model.tokenizer, texts.texts, template.max_text_tokens, arm.name)
@@ -55,7 +62,7 @@ def arm_measures(
     rows = []
     for size in sizes:
         for seed in seeds:
-            texts = own.of(size, seed)
+            texts = own[seed].of(size, seed)
             drawn = real.take(sample_class_rows(real.labels, Counter(texts.labels), seed))
             ours, theirs = embedded(texts), embedded(drawn)
             rows.append(

@@ -33,9 +33,9 @@ def distribution(
     """One row per arm: the means of `arm_measures`, and 95% of its distances for random halves.
 
     Args:
-        made: what each arm's texts come from.
+        made: what each arm's texts come from, with this seed.
         measures: of each arm, at this size and others.
-        seed: draws the random rows.
+        seed: draws the random rows of which there are halves.
     """
     # Late, see tasks/stage.py.
     import numpy as np

@@ -57,8 +57,8 @@ def test_gradients_are_measured_once_for_both_studies(recipe: Recipe, root: Path
     assert constant.to_numpy().tolist() == [[1e-3, 12, 6]]
     start = rows[rows["step"] == 0]
     assert start["real_loss"].nunique() == 1  # the same rows for all
-    assert start.loc[start["arm"] == PRODUCT, "error"].nunique() == 2  # of both parts: one text for all seeds
-    assert start.loc[start["arm"] == "random", "error"].nunique() == 6  # a draw for each
+    assert start.loc[start["arm"] == PRODUCT, "error"].nunique() == 6  # of both parts: a generation for each seed
+    assert start.loc[start["arm"] == "random", "error"].nunique() == 6  # and a draw
     for study, table in ((record, gradients_over_seeds(rows)), (bounded, bounds_over_seeds(rows))):
         pd.testing.assert_frame_equal(study.table.read(), table, check_dtype=False, check_like=True)
     for study, picture, line in (
