@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +14,18 @@ from prefect.states import Completed, Failed
 from flows.deployed import with_the_deployments
 from flows.stage_runs import StageRuns
 from flows.texts import Aim, release_target, stage_runs, synthetic_texts
+from flows.trials import Trial, repeating, searching
 from flows.ui_artifacts import UiArtifacts
 from flows.ui_logs import logs_in_ui
 from gradmm_core import settings as s
+from gradmm_core.arms import ARMS, Arm
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.errors import BudgetExhausted
 from gradmm_core.location import Location
 from gradmm_core.recipe import Recipe, validate_recipe
 from gradmm_core.run_folder import write_run
 from gradmm_core.run_record import RunRecord, library_versions
+from tasks.arm_eval import arm_eval
 from tasks.finetune_eval import finetune_eval as finetune_eval_stage
 from tasks.inputs import demo_material
 from tasks.memorisation import memorisation as memorisation_stage
@@ -105,6 +109,27 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
     return measure_texts(runs, asked, recipe, aim, balanced, began, clock)
 
 
+def fine_tune(runs: StageRuns, recipe: Recipe, aim: Aim, balanced: StageArtifact) -> StageArtifact:
+    """Fine-tunes on the texts and, of the same classes, on as many random train rows; with every seed."""
+    settings = recipe.finetune_eval
+    counts = Counter(balanced.read().query("kept")["label"].tolist())
+    plan = [
+        [Trial(aim, arm, made, counts, seed) for seed in seeds]
+        for arm, made, seeds in (
+            (ARMS["before"], None, settings.seeds[:1]),
+            (Arm("synthetic", "synthetic"), balanced, settings.seeds),
+            (Arm("real", "train"), None, settings.seeds),
+        )
+    ]
+    return runs.run_sharded(
+        arm_eval,
+        finetune_eval_stage,
+        searching(plan, settings),
+        recipe.execution,
+        lambda searched: [each for trials in repeating(plan, settings, searched) for each in trials],
+    )
+
+
 def measure_texts(
     runs: StageRuns,
     asked: Recipe,
@@ -117,16 +142,7 @@ def measure_texts(
     """What the texts are worth and what they give away; and the run's folder."""
     context, ui, root = runs.context, runs.ui, runs.context.root
     model, wording, mechanism, data = aim.model, aim.wording, aim.mechanism, aim.data
-    evaluation = runs.run(
-        finetune_eval_stage,
-        texts=balanced,
-        train=data.train,
-        validation=data.validation,
-        test=data.test,
-        model=model,
-        wording=wording,
-        settings=recipe.finetune_eval,
-    )
+    evaluation = fine_tune(runs, recipe, aim, balanced)
     audit = runs.run(
         mia_audit_stage,
         texts=balanced,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.study import Study, Trial
+from flows.study import Study
 from flows.ui_logs import logs_in_ui
 from gradmm_core.arm_recipes import all_texts, check_few
 from gradmm_core.arms import ARMS, FEW, PRODUCT, REAL_ROWS
@@ -41,9 +41,11 @@ def scarce(
         sizes = [0, size]
         for rows in few:
             versions = {seed: study.of_rows(rows, seed) for seed in seeds}
-            plan.append([Trial(its.aim, REAL_ROWS, None, rows, seed) for seed, its in versions.items()])
+            plan.append([study.trial(its.aim, REAL_ROWS, None, rows, seed) for seed, its in versions.items()])
             product = ARMS[PRODUCT]
-            plan.append([Trial(its.aim, product, its.texts[seed], size, seed) for seed, its in versions.items()])
+            plan.append(
+                [study.trial(its.aim, product, its.texts[seed], size, seed) for seed, its in versions.items()]
+            )
             sizes += [rows, rows]
         study.runs.run(scarce_stage, few=sizes, evaluations=study.evaluate(plan))
         return study.finish(["before", "zero-shot", REAL_ROWS.name, PRODUCT], few)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,22 +49,41 @@ class StageRuns:
         merge: Task[..., StageArtifact],
         inputs: Sequence[Mapping[str, Any]],
         execution: ExecutionSettings,
+        further: Callable[[Sequence[StageArtifact]], Sequence[Mapping[str, Any]]] | None = None,
     ) -> StageArtifact:
-        """A stage in shards, each cached by itself, and their merging: one line in the record."""
-        progress = self.ui.progress(merge.name, len(inputs))
-        shards: dict[int, StageArtifact] = {}
+        """A stage in shards, each cached by itself, and their merging: one line in the record.
+
+        Args:
+            further: from the shards, in order, the inputs of others that need them.
+        """
+        in_order: list[StageArtifact] = []
         with self._measured(children=execution.runner != "in-process") as made:
-            progress.tell()
-            with closing(run_shards(self._configured(shard), self.context, inputs, execution)) as states:
-                for number, state in states:
-                    shards[number] = made.add(state)
-                    self._check(shard, inputs[number], shards[number])
-                    progress.add(shards[number].rows, cached=state.name == "Cached")
-                    progress.tell()
-            in_order = [shards[number] for number in sorted(shards)]
+            while inputs:
+                in_order += self._shards(shard, merge.name, inputs, execution, made)
+                inputs, further = further(in_order) if further else (), None
             made.add(self._configured(merge)(self.context, return_state=True, shards=in_order))  # pyright: ignore
             self._check(merge, {"shards": in_order}, made.artifact)
         return made.artifact
+
+    def _shards(
+        self,
+        shard: Task[..., StageArtifact],
+        stage: str,
+        inputs: Sequence[Mapping[str, Any]],
+        execution: ExecutionSettings,
+        made: _Made,
+    ) -> list[StageArtifact]:
+        """Side by side where there are workers; in the order of their inputs."""
+        progress = self.ui.progress(stage, len(inputs))
+        progress.tell()
+        shards: dict[int, StageArtifact] = {}
+        with closing(run_shards(self._configured(shard), self.context, inputs, execution)) as states:
+            for number, state in states:
+                shards[number] = made.add(state)
+                self._check(shard, inputs[number], shards[number])
+                progress.add(shards[number].rows, cached=state.name == "Cached")
+                progress.tell()
+        return [shards[number] for number in sorted(shards)]
 
     def run_each(
         self,

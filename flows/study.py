@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from itertools import islice
 
 from prefect.artifacts import create_markdown_artifact
 
 from flows.stage_runs import StageRuns
 from flows.texts import Aim, filtered_texts, generated_texts, release_target, stage_runs
+from flows.trials import Plan, Trial, repeating, searching
 from flows.ui_artifacts import UiArtifacts, artifact_key, never_failing
 from gradmm_core.arm_recipes import equal_draws, few_shot, rerank, with_epsilon, zero_shot
-from gradmm_core.arms import PRODUCT, Arm
+from gradmm_core.arms import PRODUCT, Arm, class_counts
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.location import Location
 from gradmm_core.privacy import Guarantee
@@ -38,17 +39,6 @@ logger = logging.getLogger("gradmm_core.flow")
 
 #: What the texts of an arm come from, by seed; None where they are random rows.
 Made = Mapping[int, StageArtifact] | None
-
-
-@dataclass(frozen=True)
-class Trial:
-    """An arm's texts at one size, as one seed fine-tunes on them. `made` is None where they are random rows."""
-
-    aim: Aim
-    arm: Arm
-    made: StageArtifact | None
-    size: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -167,46 +157,23 @@ class Study:
         return UiArtifacts(recipe.model_copy(update={"name": own}), self.root)
 
     def trials(self, arm: Arm, made: Made, sizes: Sequence[int]) -> list[list[Trial]]:
-        """Every seed on its own texts: a list for each of the arm's sizes."""
+        """Every seed on its own texts: a list for each of the arm's sizes. Before fine-tuning, one seed."""
+        seeds = self.seeds if arm.source != "nothing" else self.seeds[:1]
         return [
-            [Trial(self.aim, arm, None if made is None else made[seed], size, seed) for seed in self.seeds]
+            [self.trial(self.aim, arm, None if made is None else made[seed], size, seed) for seed in seeds]
             for size in arm.sizes(sizes)
         ]
 
-    def evaluate(self, plan: Sequence[Sequence[Trial]]) -> list[list[StageArtifact]]:
+    def trial(self, aim: Aim, arm: Arm, made: StageArtifact | None, size: int, seed: int) -> Trial:
+        return Trial(aim, arm, made, class_counts(size, self.runs.context.labels), seed)
+
+    def evaluate(self, plan: Plan) -> list[list[StageArtifact]]:
         """Fine-tunes on each trial. The first of each list tries all learning rates, others take its choice."""
-        settings = self.recipe.finetune_eval
-
-        def asked(trial: Trial, learning_rates: tuple[float, ...]) -> dict[str, Any]:
-            return {
-                "arm": trial.arm,
-                "made": trial.made,
-                "size": trial.size,
-                "train": trial.aim.data.train,
-                "validation": trial.aim.data.validation,
-                "test": trial.aim.data.test,
-                "model": trial.aim.model,
-                "wording": trial.aim.wording,
-                "settings": settings.model_copy(update={"seeds": (trial.seed,), "learning_rates": learning_rates}),
-                "held_out_seed": settings.seeds[0],
-            }
-
-        execution = self.recipe.execution
-        searching = [asked(trials[0], settings.learning_rates) for trials in plan]
-        searched = self.quiet.run_each(arm_eval, searching, execution)
-        repeating, owners = [], []
-        for number, (trials, one) in enumerate(zip(plan, searched, strict=True)):
-            first = trials[0]
-            if one.figures["texts"] < first.size:
-                short = first.size - one.figures["texts"]
-                logger.warning("%s has %d texts fewer than %d", first.arm.name, short, first.size)
-            if first.arm.source != "nothing":
-                repeating += [asked(trial, (one.figures["learning_rate"],)) for trial in trials[1:]]
-                owners += [number] * (len(trials) - 1)
-        evaluated = [[one] for one in searched]
-        for number, one in zip(owners, self.quiet.run_each(arm_eval, repeating, execution), strict=True):
-            evaluated[number].append(one)
-        return evaluated
+        settings, execution = self.recipe.finetune_eval, self.recipe.execution
+        searched = self.quiet.run_each(arm_eval, searching(plan, settings), execution)
+        rounds = repeating(plan, settings, searched)
+        repeated = iter(self.quiet.run_each(arm_eval, [each for of_list in rounds for each in of_list], execution))
+        return [[one, *islice(repeated, len(rest))] for one, rest in zip(searched, rounds, strict=True)]
 
     def measures(self, arm: Arm, made: Made, sizes: Sequence[int]) -> StageArtifact:
         """How an arm's texts read."""

@@ -166,7 +166,7 @@ class Progress:
                 update_progress_artifact(self.artifact, percentage, description=words)
 
     def _words(self, seconds: float) -> str:
-        words = f"{self.done} of {self.parts} shards, {self.rows} texts"
+        words = f"{self.done} of {self.parts} shards, {self.rows} rows"
         left = self.parts - self.done
         if self.made and left:
             words += f", about {duration(left * seconds / self.made)} left"

@@ -48,7 +48,7 @@ WHAT = {
 }
 
 #: Stages whose figures are measured on private data. Of these no row is shown, whatever it holds.
-PRIVATE = ("target_gradient", "finetune_eval", "mia_audit", "memorisation", *OF_STUDIES)
+PRIVATE = ("target_gradient", "arm_eval", "finetune_eval", "mia_audit", "memorisation", *OF_STUDIES)
 
 PRIVATE_NOTE = "Measured on private data: for your eyes, not for publication."
 

@@ -12,7 +12,7 @@ a generation serves all sizes. The order is that of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,10 +93,12 @@ def class_counts(size: int, labels: Sequence[int]) -> dict[int, int]:
     return {label: each + (place < left) for place, label in enumerate(labels)}
 
 
-def first_texts(texts: pd.DataFrame, arm: Arm, size: int, labels: Sequence[int]) -> pd.DataFrame:
-    """The arm's texts of a size, from the rows of its last filter; fewer where a class has not as many."""
+def first_texts(texts: pd.DataFrame, arm: Arm, counts: Mapping[int, int]) -> pd.DataFrame:
+    """The first `counts[label]` of an arm's texts, from the rows of its last filter and in their order there.
+
+    There are fewer where a class has not as many.
+    """
     order = ["rank", "id"] if arm.source == "synthetic" else ["id"]
-    counts = class_counts(size, labels)
-    ordered = kept_texts(texts).sort_values(order)
-    parts = [ordered[ordered["label"] == label].head(count) for label, count in counts.items()]
-    return pd.concat(parts, ignore_index=True)
+    kept = kept_texts(texts)
+    place = kept.sort_values(order).groupby("label").cumcount()
+    return kept[place.reindex(kept.index) < kept["label"].map(counts)].reset_index(drop=True)

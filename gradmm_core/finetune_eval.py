@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,53 +169,30 @@ def epoch_batches(size: int, batch_size: int, steps: int, seed: int) -> list[lis
     return order[: steps * batch_size].view(steps, batch_size).tolist()
 
 
-def finetune_eval(finetuning: Finetuning, synthetic: Examples, train: Examples, held_out: HeldOut) -> pd.DataFrame:
-    """Measures the model `before` fine-tuning, after it on the `synthetic` texts, and on as many `real` ones.
-
-    The real examples are as many of each class as the synthetic ones (all of them where there are fewer),
-    drawn anew from `train` by each seed. Validation and test rows, where limited, are drawn once, by the
-    first seed, so that all runs are measured on the same ones.
-
-    Returns:
-        One row per arm, seed, learning rate, step and split, with the columns `COLUMNS`.
-    """
-    settings = finetuning.settings
-    held_out = held_out.limited(settings, settings.seeds[0])
-    counts = Counter(synthetic.labels)
-    short = {label: n for label, n in Counter(train.labels).items() if n < counts[label]}
-    if short:
-        logger.warning("the real arm has fewer examples than the synthetic one: %s by label", short)
-    arms = [
-        evaluate_before(finetuning, held_out),
-        evaluate_arm(finetuning, "synthetic", lambda _: synthetic, held_out),
-        evaluate_arm(finetuning, "real", lambda seed: train.sample_classes(counts, seed), held_out),
-    ]
-    return pd.concat(arms, ignore_index=True)
-
-
 def evaluate_before(finetuning: Finetuning, held_out: HeldOut) -> pd.DataFrame:
     """The arm `before`: step 0, at a learning rate of zero."""
     rows = _evaluate(finetuning, finetuning.fresh_model(), held_out)
     return _frame(rows, arm="before", seed=finetuning.settings.seeds[0], learning_rate=0.0, step=0)
 
 
-def evaluate_arm(
-    finetuning: Finetuning, arm: str, draw: Callable[[int], Examples], held_out: HeldOut
-) -> pd.DataFrame:
-    """Fine-tunes on `draw(seed)`: all learning rates with the first seed, the best one with the others."""
+def evaluate_arm(finetuning: Finetuning, arm: str, examples: Examples, held_out: HeldOut) -> pd.DataFrame:
+    """The checkpoints of fine-tuning on an arm's examples, with each learning rate of the settings and each seed.
 
-    def run(learning_rate: float, seed: int) -> pd.DataFrame:
-        description = f"fine-tune {arm} lr={learning_rate:g} seed={seed}"
-        checkpoints = finetuning.checkpoints(draw(seed), learning_rate, seed, description)
-        return pd.concat(
-            _frame(_evaluate(finetuning, model, held_out), arm, seed, learning_rate, step)
-            for step, model in checkpoints
-        )
-
-    first, *others = finetuning.settings.seeds
-    search = pd.concat(run(learning_rate, first) for learning_rate in finetuning.settings.learning_rates)
-    chosen = chosen_learning_rate(search)
-    return pd.concat([search, *(run(chosen, seed) for seed in others)], ignore_index=True)
+    Returns:
+        One row per seed, learning rate, step and split, with the columns `COLUMNS`.
+    """
+    settings = finetuning.settings
+    return pd.concat(
+        [
+            _frame(_evaluate(finetuning, model, held_out), arm, seed, rate, step)
+            for seed in settings.seeds
+            for rate in settings.learning_rates
+            for step, model in finetuning.checkpoints(
+                examples, rate, seed, f"fine-tune {arm} lr={rate:g} seed={seed}"
+            )
+        ],
+        ignore_index=True,
+    )
 
 
 def chosen_learning_rate(arm_rows: pd.DataFrame) -> float:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 
-from gradmm_core.arms import Arm
+from gradmm_core.arms import Arm, class_counts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.classification import text_embeddings
 from gradmm_core.data import LabelledTexts
@@ -62,7 +62,7 @@ def arm_measures(
     rows = []
     for size in sizes:
         for seed in seeds:
-            texts = own[seed].of(size, seed)
+            texts = own[seed].of(class_counts(size, context.labels), seed)
             drawn = real.take(sample_class_rows(real.labels, Counter(texts.labels), seed))
             ours, theirs = embedded(texts), embedded(drawn)
             rows.append(

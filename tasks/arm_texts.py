@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradmm_core.arms import Arm, class_counts, first_texts
+from gradmm_core.arms import Arm, first_texts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.data import LabelledTexts
 from gradmm_core.finetune_eval import sample_class_rows
@@ -25,17 +26,15 @@ class ArmTexts:
     made: StageArtifact | None
     train: SplitReference
 
-    def of(self, size: int, seed: int) -> LabelledTexts:
-        """The arm's first `size` texts. Of random rows, the seed's own."""
-        labels = self.context.labels
+    def of(self, counts: Mapping[int, int], seed: int) -> LabelledTexts:
+        """The arm's first texts, so many of each label. Of random rows, the seed's own."""
         if self.arm.private_rows:
-            return read_split(self.context, self.train).take(self._train_rows(size, seed))
+            return read_split(self.context, self.train).take(self._train_rows(counts, seed))
         assert self.made is not None
-        texts = first_texts(self.made.read(), self.arm, size, labels)
+        texts = first_texts(self.made.read(), self.arm, counts)
         return LabelledTexts(tuple(texts["text"]), tuple(texts["label"].tolist()))
 
-    def _train_rows(self, size: int, seed: int) -> list[int]:
-        counts = class_counts(size, self.context.labels)
+    def _train_rows(self, counts: Mapping[int, int], seed: int) -> list[int]:
         if self.made is None:
             return sample_class_rows(read_split(self.context, self.train).labels, counts, seed)
         selected = self.made.read()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradmm_core.arms import Arm
+from gradmm_core.arms import Arm, class_counts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.model_reference import ModelReference
 from gradmm_core.wording import ResponseTemplate
@@ -66,7 +66,7 @@ def distribution(
     }
     rows = []
     for arm, its, measured in zip(arms, made, measures, strict=True):
-        texts = ArmTexts(context, arm, its, train).of(size, seed)
+        texts = ArmTexts(context, arm, its, train).of(class_counts(size, context.labels), seed)
         own = embedded(texts)
         means = measured.read().loc[lambda frame: frame["size"] == size, [*MEASURES]].mean()
         row = {"arm": arm.name, "texts": len(texts), "half": min(len(own), len(real)) // 2} | means.to_dict()

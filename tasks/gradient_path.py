@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradmm_core.arms import Arm
+from gradmm_core.arms import Arm, class_counts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.finetune_eval import Examples
 from gradmm_core.gradient_path import gradient_path as measured_path
@@ -35,7 +35,7 @@ def gradient_path(
     (seed,), (learning_rate,) = settings.seeds, settings.learning_rates
     trainer = finetuning_of(context, model, wording, settings)
 
-    data = ArmTexts(context, arm, made, train).of(size, seed)
+    data = ArmTexts(context, arm, made, train).of(class_counts(size, context.labels), seed)
     tokens = tokenise_texts(trainer.tokenizer, data.texts, trainer.template.max_text_tokens, arm.name)
     own, rows = Examples(tokens, data.labels), tokenised(trainer, context, real)
     frame = measured_path(trainer, arm.name, own, rows, learning_rate, seed)

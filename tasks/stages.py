@@ -71,7 +71,7 @@ STAGES: dict[str, Stage] = {
         ),
     ),
     "category_balance": Stage(2, (*_FILTERS, *_core("category_balance"), "tasks.category_balance")),
-    "finetune_eval": Stage(1, (*_FINETUNING, "tasks.finetune_eval")),
+    "finetune_eval": Stage(2, (*_FINETUNING, "tasks.finetune_eval")),
     "mechanism_audit": Stage(
         1,
         (
@@ -81,15 +81,15 @@ STAGES: dict[str, Stage] = {
     ),
     "memorisation": Stage(1, (*_FILTERS, *_core("data", "memorisation"), "tasks.memorisation")),
     "coresets": Stage(1, (*_SCORING, *_core("coresets", "data"), "tasks.coresets")),
-    "arm_eval": Stage(1, (*_FINETUNING, *_ARMS, "tasks.arm_eval")),
-    "arm_measures": Stage(1, (*_FINETUNING, *_ARMS, *_core("distribution", "perplexity"), "tasks.arm_measures")),
+    "arm_eval": Stage(2, (*_FINETUNING, *_ARMS, "tasks.arm_eval")),
+    "arm_measures": Stage(2, (*_FINETUNING, *_ARMS, *_core("distribution", "perplexity"), "tasks.arm_measures")),
     "compare": Stage(1, (*_COMPARING, "tasks.compare")),
     "scarce": Stage(1, (*_COMPARING, "tasks.scarce")),
     "transfer": Stage(1, (*_COMPARING, "tasks.transfer")),
     "ablate": Stage(1, (*_COMPARING, "tasks.ablate")),
     "epsilon": Stage(1, (*_COMPARING, *_core("target_cosine"), "tasks.epsilon")),
     "distribution": Stage(1, (*_COMPARING, "tasks.arm_texts", *_core("distribution"), "tasks.distribution")),
-    "gradient_path": Stage(1, (*_PATHS, "tasks.gradient_path")),
+    "gradient_path": Stage(2, (*_PATHS, "tasks.gradient_path")),
     "gradients": Stage(1, (*_PATHS, *_core("gradient_table", "intervals"), "tasks.gradients")),
     "bounds": Stage(1, (*_PATHS, *_core("gradient_bounds", "gradient_table", "intervals"), "tasks.bounds")),
     "mia_audit": Stage(2, (*_FINETUNING, *_core("mia_audit"), "tasks.mia_audit")),
@@ -98,7 +98,6 @@ STAGES: dict[str, Stage] = {
 #: Those that a run has not.
 OF_STUDIES = (
     "coresets",
-    "arm_eval",
     "arm_measures",
     "compare",
     "scarce",

@@ -47,11 +47,13 @@ def texts_of_filter() -> pd.DataFrame:
 
 def test_the_products_texts_are_the_best_matching_and_written_ones_the_first() -> None:
     def ids(arm: str, size: int) -> list[str]:
-        return first_texts(texts_of_filter(), ARMS[arm], size, [0, 1])["id"].tolist()
+        chosen = first_texts(texts_of_filter(), ARMS[arm], class_counts(size, [0, 1]))["id"].tolist()
+        assert chosen == [each for each in texts_of_filter()["id"] if each in chosen]  # in the rows' own order
+        return sorted(chosen)
 
     for arm in (PRODUCT, "rerank"):
         assert ids(arm, 2) == ["0-00002", "1-00002"]
-        assert ids(arm, 3) == ["0-00002", "0-00000", "1-00002"]  # 0-00001 was dropped
+        assert ids(arm, 3) == ["0-00000", "0-00002", "1-00002"]  # 0-00001 was dropped
     for arm in ("zero-shot", "few-shot"):
         assert ids(arm, 2) == ["0-00000", "1-00000"]
         assert ids(arm, 4) == ["0-00000", "0-00002", "1-00000", "1-00001"]
@@ -61,7 +63,7 @@ def test_the_products_texts_are_the_best_matching_and_written_ones_the_first() -
 def test_a_private_arm_is_taken_as_the_products() -> None:
     arm = private_arm(0.05)
     assert arm.name == "gradmm, epsilon 0.05"
-    assert first_texts(texts_of_filter(), arm, 2, [0, 1])["id"].tolist() == ["0-00002", "1-00002"]
+    assert first_texts(texts_of_filter(), arm, {0: 1, 1: 1})["id"].tolist() == ["0-00002", "1-00002"]
     assert arm.sizes([5, 10]) == [5, 10]
 
 

@@ -24,7 +24,6 @@ from gradmm_core.finetune_eval import (
     epoch_batches,
     evaluate_arm,
     evaluate_before,
-    finetune_eval,
     summarise,
 )
 from gradmm_core.language_model import load_language_model
@@ -197,76 +196,30 @@ def test_fine_tuning_learns_what_the_texts_teach(tiny_model: ModelReference, wor
     train, unseen = separable(40), separable(40, first=1000)
     opposite = Examples(train.texts, [1 - label for label in train.labels])
     held_out = HeldOut(unseen, unseen)
-    right = summarise(evaluate_arm(finetuning, "right", lambda _: train, held_out))
-    wrong = summarise(evaluate_arm(finetuning, "wrong", lambda _: opposite, held_out))
+    right = summarise(evaluate_arm(finetuning, "right", train, held_out))
+    wrong = summarise(evaluate_arm(finetuning, "wrong", opposite, held_out))
     assert right["accuracy_right"] == 1.0
     assert wrong["accuracy_wrong_best_on_test"] < 0.1
 
 
-def test_the_evaluation_has_the_grid_for_the_first_seed_and_the_chosen_rate_for_the_others(
+def test_an_arm_is_measured_at_every_checkpoint_with_every_rate_and_seed(
     tiny_model: ModelReference, wording: ResponseTemplate
 ) -> None:
-    settings = {
-        "steps": 4,
-        "evaluate_every": 2,
-        "batch_size": 4,
-        "learning_rates": (1e-6, 3e-3),
-        "seeds": (7, 8, 9),
-        "max_validation_rows": 20,
-        "max_test_rows": 30,
-    }
-    finetuning = finetuning_of(tiny_model, wording, **settings)
-    held_out = HeldOut(separable(50, first=500), separable(60, first=700))
-    frame = finetune_eval(finetuning, separable(6), separable(100, first=100), held_out)
+    settings = {"steps": 4, "evaluate_every": 2, "batch_size": 4, "learning_rates": (1e-6, 3e-3), "seeds": (7, 8)}
+    limits = {"max_validation_rows": 20, "max_test_rows": 30}
+    finetuning = finetuning_of(tiny_model, wording, **settings, **limits)
+    held_out = HeldOut(separable(50, first=500), separable(60, first=700)).limited(finetuning.settings, 7)
+    frame = evaluate_arm(finetuning, "arm", separable(6), held_out)
     assert list(frame.columns) == COLUMNS
-    before = frame[frame["arm"] == "before"]
-    assert before[["seed", "learning_rate", "step"]].drop_duplicates().to_numpy().tolist() == [[7, 0.0, 0]]
-    for arm in ("synthetic", "real"):
-        rows = frame[frame["arm"] == arm]
-        chosen = chosen_learning_rate(rows)
-        runs = rows[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
-        assert runs == [[7, 1e-6], [7, 3e-3], [8, chosen], [9, chosen]]
-        assert len(rows) == 4 * 2 * 2
-        assert set(rows["step"]) == {2, 4}
-    assert not frame.duplicated(["arm", "seed", "learning_rate", "step", "split"]).any()
+    runs = frame[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
+    assert runs == [[7, 1e-6], [7, 3e-3], [8, 1e-6], [8, 3e-3]]
+    assert len(frame) == 4 * 2 * 2
+    assert set(frame["step"]) == {2, 4}
     in_units_of_a_row = frame["accuracy"] * frame["split"].map({"validation": 20, "test": 30})
     assert (in_units_of_a_row - in_units_of_a_row.round()).abs().max() < 1e-9
-    assert finetune_eval(finetuning, separable(6), separable(100, first=100), held_out).equals(frame)
-
-
-def test_the_real_arm_trains_on_as_many_of_each_class_drawn_anew_by_each_seed(
-    tiny_model: ModelReference, wording: ResponseTemplate, monkeypatch: pytest.MonkeyPatch, caplog
-) -> None:
-    trained_on: list[tuple[str, int, Examples]] = []
-    original = Finetuning.checkpoints
-
-    def spy(self, examples, learning_rate, seed, description):
-        trained_on.append((description, seed, examples))
-        return original(self, examples, learning_rate, seed, description)
-
-    monkeypatch.setattr(Finetuning, "checkpoints", spy)
-    finetuning = finetuning_of(
-        tiny_model, wording, steps=1, batch_size=2, learning_rates=(1e-4, 1e-3), seeds=(0, 1)
-    )
-    synthetic = Examples([[70], [70, 3], [71]], [0, 0, 1])
-    train = separable(40)
-    with caplog.at_level(logging.WARNING):
-        finetune_eval(finetuning, synthetic, train, HeldOut(separable(4), separable(4)))
-    assert not caplog.records
-    real = [(seed, examples) for description, seed, examples in trained_on if " real " in description]
-    assert [seed for seed, _ in real] == [0, 0, 1]
-    assert all(Counter(examples.labels) == {0: 2, 1: 1} for _, examples in real)
-    assert real[0][1] == real[1][1] != real[2][1]
-    assert all(examples is synthetic for description, _, examples in trained_on if " synthetic " in description)
-
-
-def test_fewer_real_examples_than_synthetic_ones_are_all_used_and_warned_of(
-    tiny_model: ModelReference, wording: ResponseTemplate, caplog
-) -> None:
-    finetuning = finetuning_of(tiny_model, wording, steps=1, learning_rates=(1e-4,), seeds=(0,))
-    with caplog.at_level(logging.WARNING):
-        finetune_eval(finetuning, separable(20), separable(6), HeldOut(separable(4), separable(4)))
-    assert "fewer examples" in caplog.text
+    assert evaluate_arm(finetuning, "arm", separable(6), held_out).equals(frame)
+    before = evaluate_before(finetuning, held_out)
+    assert before[["seed", "learning_rate", "step"]].drop_duplicates().to_numpy().tolist() == [[7, 0.0, 0]]
 
 
 def test_a_diverged_learning_rate_is_warned_of_and_never_chosen(
@@ -284,7 +237,7 @@ def test_a_diverged_learning_rate_is_warned_of_and_never_chosen(
     )
     only_first = Examples([[70, 3], [71, 4], [70]], [0, 0, 0])
     with caplog.at_level(logging.WARNING):
-        frame = evaluate_arm(finetuning, "arm", lambda _: only_first, HeldOut(only_first, only_first))
+        frame = evaluate_arm(finetuning, "arm", only_first, HeldOut(only_first, only_first))
     assert "diverged at the learning rate 1e+38" in caplog.text
     diverged = frame[(frame["learning_rate"] == 1e38) & (frame["step"] == 8)]
     assert diverged["loss"].isna().all()
@@ -344,7 +297,9 @@ def test_the_summary_is_json_without_nan_also_for_one_seed_and_after_parquet(
 ) -> None:
     finetuning = finetuning_of(tiny_model, wording, steps=1, learning_rates=(1e-4, 1e-3), seeds=(0,))
     held_out = HeldOut(separable(4), separable(6))
-    frame = finetune_eval(finetuning, separable(6), separable(30), held_out)
+    arms = {"synthetic": separable(6), "real": separable(6, first=100)}
+    parts = [evaluate_arm(finetuning, arm, examples, held_out) for arm, examples in arms.items()]
+    frame = pd.concat([evaluate_before(finetuning, held_out), *parts], ignore_index=True)
     frame.to_parquet(tmp_path / "frame.parquet")
     figures = summarise(pd.read_parquet(tmp_path / "frame.parquet"))
     assert json.loads(json.dumps(figures, allow_nan=False)) == summarise(frame) == figures

@@ -16,7 +16,7 @@ from deployments.cli import main
 from deployments.history import past_runs
 from flows.compare import compare
 from flows.distil import distil
-from gradmm_core.arms import ARMS, PRODUCT
+from gradmm_core.arms import ARMS, PRODUCT, class_counts
 from gradmm_core.artifacts import Root
 from gradmm_core.data import LabelledTexts, load_splits
 from gradmm_core.errors import BudgetExhausted
@@ -146,8 +146,11 @@ def test_a_comparison_after_a_run_makes_nothing_again(recipe: Recipe, tmp_path: 
     assert set(ran(record)) == {"arm_eval", "arm_measures", "compare"}
 
 
-def test_another_seed_or_size_runs_only_what_is_new(root: Path, recipe: Recipe) -> None:
+def test_another_seed_or_size_runs_only_what_is_new(
+    root: Path, recipe: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
     record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
+    assert "real-1k has 960 texts fewer than 1000" in caplog.text
     texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 4)
     assert ran(record) == {"arm_eval": 7 * 2 + 1, "arm_measures": 8, "compare": 1} | texts
     record = compare(recipe, root, (*SIZES, 4))
@@ -228,7 +231,7 @@ def test_rows_of_an_arm_are_the_train_splits(root: Path, recipe: Recipe) -> None
 
     def texts(arm: str, size: int, seed: int) -> LabelledTexts:
         made = selected if ARMS[arm].source == "coreset" else None
-        return ArmTexts(context, ARMS[arm], made, reference).of(size, seed)
+        return ArmTexts(context, ARMS[arm], made, reference).of(class_counts(size, (0, 1)), seed)
 
     for method in ("herding", "k-center"):
         of_method = rows[rows["method"] == method]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,17 @@ import pandas as pd
 import pytest
 
 from flows.distil import distil
+from flows.texts import response_template
 from gradmm_core import target_gradient, unfinished_sums
 from gradmm_core.artifacts import METADATA_KEY
+from gradmm_core.data import load_splits
+from gradmm_core.finetune_eval import Examples, Finetuning, HeldOut, chosen_learning_rate, evaluate_arm
 from gradmm_core.head_gradient import HeadGradients
+from gradmm_core.language_model import load_language_model
+from gradmm_core.model_reference import resolve_model
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
-from gradmm_core.template import head_gradients
+from gradmm_core.template import head_gradients, tokenise_template, tokenise_texts
 from tasks.stages import OF_STUDIES, STAGES
 from tests.pipeline.conftest import STAGES_OF_THE_PAPER
 
@@ -122,6 +129,52 @@ def test_memory_is_told_of_stages_that_ran(root: Path, tiny_recipe: Callable[...
 def test_changing_a_filter_runs_it_and_what_follows_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     record = run(tiny_recipe(loss_selection={"per_class": 2}), root)
     assert ran(record) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+
+
+def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    settings = {"seeds": [7, 8], "learning_rates": [1e-6, 3e-3], "max_test_rows": 10}
+    recipe = tiny_recipe(finetune_eval=settings)
+    before = set(root.glob("stages/arm_eval/*"))
+    record = run(recipe, root)
+    frame = pd.read_parquet(record.stage("finetune_eval").path)
+
+    reference = resolve_model(recipe.model)
+    language_model = load_language_model(reference, "cpu")
+    template = tokenise_template(language_model, response_template(recipe))
+    trainer = Finetuning(
+        reference, language_model.tokenizer, language_model.device, template, recipe.finetune_eval
+    )
+
+    def tokenised(texts: Sequence[str], labels: Sequence[int]) -> Examples:
+        return Examples(tokenise_texts(language_model.tokenizer, texts, template.max_text_tokens, ""), labels)
+
+    splits = load_splits(recipe.data, (0, 1), recipe.seed)
+    train, validation, test = (
+        tokenised(s.texts, s.labels) for s in (splits.train, splits.validation, splits.test)
+    )
+    held_out = HeldOut(validation, test).limited(recipe.finetune_eval, 7)
+    kept = pd.read_parquet(record.stage("category_balance").path).query("kept")
+    counts = Counter(kept["label"])
+    synthetic = tokenised(kept["text"].tolist(), kept["label"].tolist())
+    for arm, draw in (
+        ("synthetic", lambda _: synthetic),
+        ("real", lambda seed: train.sample_classes(counts, seed)),
+    ):
+        rows = frame[frame["arm"] == arm]
+        rate = chosen_learning_rate(rows)
+        runs = rows[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
+        assert runs == [[7, 1e-6], [7, 3e-3], [8, rate]]
+        for seed, rates in ((7, (1e-6, 3e-3)), (8, (rate,))):
+            update = {"seeds": (seed,), "learning_rates": rates}
+            one = replace(trainer, settings=recipe.finetune_eval.model_copy(update=update))
+            expected = evaluate_arm(one, arm, draw(seed), held_out)
+            pd.testing.assert_frame_equal(rows[rows["seed"] == seed].reset_index(drop=True), expected)
+    made = set(root.glob("stages/arm_eval/*"))
+    assert len(made - before) == 1 + 2 * 2  # before, as other test rows are drawn, and two arms of two seeds
+    run(tiny_recipe(finetune_eval=settings | {"seeds": [7, 8, 9]}), root)
+    assert len(set(root.glob("stages/arm_eval/*")) - made) == 2
 
 
 def test_figures_say_what_texts_cost_and_how_they_match_as_a_set(

@@ -94,8 +94,9 @@ def test_every_stage_has_its_page_on_a_first_and_on_a_cached_run(twice: tuple) -
     for (record, artifacts), cached in zip(twice, (False, True), strict=True):
         assert [stage.cached for stage in record.stages] == [cached] * 10
         stages = {artifact_key("tiny", stage.stage) for stage in record.stages}
-        others = {"tiny-result", "tiny-texts", "tiny-generation-texts", "tiny-generation-progress"}
-        assert set(artifacts) == stages | others
+        others = {"tiny-result", "tiny-texts", "tiny-generation-texts"}
+        progress = {"tiny-generation-progress", "tiny-finetune-eval-progress"}
+        assert set(artifacts) == stages | others | progress
         for stage in record.stages:
             page = artifacts[artifact_key("tiny", stage.stage)]
             assert page.type == "markdown"
@@ -181,7 +182,7 @@ def test_progress_ends_at_the_whole(twice: tuple) -> None:
         progress = artifacts["tiny-generation-progress"]
         assert progress.type == "progress"
         assert progress.data == 100.0
-        assert progress.description == "4 of 4 shards, 8 texts"
+        assert progress.description == "4 of 4 shards, 8 rows"
 
 
 def test_keys_are_legal_and_the_same_over_runs(twice: tuple) -> None:
@@ -418,9 +419,9 @@ def test_progress_is_told_every_so_often(
         progress.add(rows=20, cached=False)
         progress.tell()
     assert told == [
-        (0.0, "0 of 4 shards, 0 texts"),
-        (75.0, "3 of 4 shards, 60 texts, about 1.5 s left"),
-        (100.0, "4 of 4 shards, 80 texts"),
+        (0.0, "0 of 4 shards, 0 rows"),
+        (75.0, "3 of 4 shards, 60 rows, about 1.5 s left"),
+        (100.0, "4 of 4 shards, 80 rows"),
     ]
 
 
@@ -478,6 +479,10 @@ def test_the_flow_logs_to_the_ui(
 ) -> None:
     run(tiny_recipe(**PRIVATE), root)
     logged = logs_of(latest_run())
-    assert [line for line in logged if line.startswith("finetune_eval")] == ["finetune_eval: 10 rows, cached"]
+    assert [line for line in logged if line.startswith("finetune_eval")] == [
+        "finetune_eval: 0 of 3 shards, 0 rows",
+        "finetune_eval: 3 of 3 shards, 10 rows",
+        "finetune_eval: 10 rows, cached",
+    ]
     assert as_on_import.level == logging.NOTSET
     assert not any(isinstance(each, APILogHandler) for each in as_on_import.handlers)
