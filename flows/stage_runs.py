@@ -77,7 +77,7 @@ class StageRuns:
         progress = self.ui.progress(stage, len(inputs))
         progress.tell()
         shards: dict[int, StageArtifact] = {}
-        with closing(run_shards(self._configured(shard), self.context, inputs, execution)) as states:
+        with closing(run_shards(self._configured(shard, stage), self.context, inputs, execution)) as states:
             for number, state in states:
                 shards[number] = made.add(state)
                 self._check(shard, inputs[number], shards[number])
@@ -109,8 +109,10 @@ class StageRuns:
     def _results(self) -> ResultStorage:
         return result_storage(self.context.root)
 
-    def _configured(self, stage: Task[..., StageArtifact]) -> Task[..., StageArtifact]:
-        return stage.with_options(result_storage=self._results, refresh_cache=stage.name in self.context.force)
+    def _configured(self, stage: Task[..., StageArtifact], merge: str | None = None) -> Task[..., StageArtifact]:
+        """The task; shards are run again with the stage that merges them."""
+        again = not {stage.name, merge}.isdisjoint(self.context.force)
+        return stage.with_options(result_storage=self._results, refresh_cache=again)
 
     def _check(self, stage: Task[..., StageArtifact], inputs: Mapping[str, Any], made: StageArtifact) -> None:
         """Proves that what Prefect remembered is this stage's, of these inputs.

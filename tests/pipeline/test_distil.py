@@ -273,6 +273,13 @@ def test_forcing_a_stage_runs_it(root: Path, tiny_recipe: Callable[..., Recipe])
     assert ran(run(tiny_recipe(), root, force=("label_filter",))) == ["label_filter"]
 
 
+def test_forcing_a_stage_runs_its_shards_again(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    began = {file: file.stat().st_mtime_ns for file in root.glob("results/arm_eval/*")}
+    assert len(began) == 3
+    assert ran(run(tiny_recipe(), root, force=("finetune_eval",))) == ["finetune_eval"]
+    assert all(file.stat().st_mtime_ns > before for file, before in began.items())
+
+
 def test_a_private_target_is_drawn_once_and_kept(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     private = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5})
     first = run(private, root)

@@ -32,7 +32,7 @@ SPACE = {
 }
 
 #: The stages that private records reach, in the order in which they run. All else sees the noisy target only.
-READ_PRIVATE_DATA = ["target_gradient", "finetune_eval", "mia_audit", "memorisation"]
+READ_PRIVATE_DATA = ["target_gradient", "arm_eval", "mia_audit", "memorisation"]
 
 
 @pytest.fixture

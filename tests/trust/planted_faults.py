@@ -17,7 +17,7 @@ from deployments.cli import _for_the_owner_only, main
 from deployments.local_run import _configure_prefect
 
 #: The stages that read private records, after their fingerprint has been taken.
-READERS = ("target_gradient", "finetune_eval", "mia_audit", "memorisation")
+READERS = ("target_gradient", "arm_eval", "mia_audit", "memorisation")
 
 
 def failing_reader(good_calls: int, kind: type[Exception]) -> Any:
