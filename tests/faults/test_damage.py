@@ -33,7 +33,12 @@ def stale(
     folder = tmp_path_factory.mktemp("stale")
     recipe, log = folder / "tiny.yaml", folder / "log"
     log.mkdir()
-    recipe.write_text(yaml.safe_dump(recipe_values | {"seed": 5, "target_gradient": SPACE | {"public_texts": 9}}))
+    others = {
+        "seed": 5,
+        "target_gradient": SPACE | {"public_texts": 9},
+        "finetune_eval": recipe_values["finetune_eval"] | {"steps": 3},
+    }
+    recipe.write_text(yaml.safe_dump(recipe_values | others))
     ended = Runner(recipe, log, finished[0].runner.api)(folder / "root")
     assert ended.status == 0, ended.said
     return {file.parent.name: file.read_bytes() for file in folder.glob("root/stages/*/*.parquet")}
