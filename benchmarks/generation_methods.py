@@ -14,9 +14,7 @@ Fine-tuning is shorter than the pipeline's: one learning rate, the last step, at
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import pandas as pd
 import torch
 from sklearn.metrics import roc_auc_score
 
+from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, Records, add_arguments, bench_of
 from deployments.recipe_files import find_preset, find_recipe
 from gradmm_core.classification import class_logits
@@ -67,11 +66,7 @@ COLUMNS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ways of generating, at equal compute")
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and run nothing")
-    if parser.parse_known_args()[0].table:
-        options = parser.parse_args()
-        rows = [json.loads(line) for file in options.table for line in file.read_text().splitlines()]
-        print(markdown(rows))
+    if printed_table(parser, markdown):
         return
     add_arguments(parser)
     parser.add_argument(
@@ -92,20 +87,16 @@ def main() -> None:
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "space": options.space}
     shared |= {"epsilon": options.epsilon}
 
-    def report(row: dict[str, Any]) -> None:
-        print(json.dumps({k: v for k, v in row.items() if k != "sample"}), flush=True)
-        if options.json:
-            with options.json.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-
     if judge:
-        report(shared | {"method": "before", "seed": 0} | judge.before())
+        report(shared | {"method": "before", "seed": 0} | judge.before(), options.json)
     for seed in options.seeds:
         draws = generation_settings(options, "rerank").search.draws
         for method in options.methods:
             if method == "real":
                 assert judge
-                report(shared | {"method": method, "seed": seed} | judge.real(options.per_class, seed))
+                report(
+                    shared | {"method": method, "seed": seed} | judge.real(options.per_class, seed), options.json
+                )
                 continue
             settings = generation_settings(options, method)
             if method == "rerank":
@@ -116,7 +107,8 @@ def main() -> None:
             if method == "search":
                 rerank = generation_settings(options, "rerank")
                 draws = round(row["token_passes"] / passes_of_a_draw(bench, rerank))
-            report(shared | {"method": method, "seed": seed} | row | (judge.texts(texts, seed) if judge else {}))
+            row |= judge.texts(texts, seed) if judge else {}
+            report(shared | {"method": method, "seed": seed} | row, options.json)
 
 
 def generation_settings(options: argparse.Namespace, method: str) -> GenerationSettings:
@@ -264,10 +256,9 @@ class Judge:
         return Examples(tokens, data.labels)
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
+def markdown(frame: pd.DataFrame) -> str:
     """A table for each recipe, model and target: means over seeds, and 95% intervals (t) from three of them on."""
-    frame = pd.DataFrame(rows)
-    frame["noise"] = ["no noise" if row["epsilon"] is None else f"epsilon {row['epsilon']:g}" for row in rows]
+    frame["noise"] = ["no noise" if pd.isna(epsilon) else f"epsilon {epsilon:g}" for epsilon in frame["epsilon"]]
     # Every run of this command measures the state before fine-tuning.
     frame = frame.drop_duplicates(["recipe", "model", "space", "noise", "method", "seed"])
     title = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + frame["noise"]

@@ -13,7 +13,6 @@ targets at as many checkpoints would follow; and the model as it is, with the be
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import add_arguments, bench_of
 from gradmm_core.classification import class_logits
 from gradmm_core.finetune_eval import Examples, Finetuning
@@ -39,11 +39,7 @@ LENGTHS = (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.6, 1.0, 2.0)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Steps along the real gradient")
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and run nothing")
-    if parser.parse_known_args()[0].table:
-        options = parser.parse_args()
-        rows = [json.loads(line) for file in options.table for line in file.read_text().splitlines()]
-        print(markdown(pd.DataFrame(rows)))
+    if printed_table(parser, markdown):
         return
     add_arguments(parser)
     parser.add_argument("--records", type=int, default=1000, help="real rows of each class")
@@ -52,10 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "records": options.records}
     for row in measured(options):
-        print(json.dumps(shared | row), flush=True)
-        if options.json:
-            with options.json.open("a") as stream:
-                stream.write(json.dumps(shared | row) + "\n")
+        report(shared | row, options.json)
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

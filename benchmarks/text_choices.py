@@ -11,15 +11,14 @@ choice takes as many texts of each class from it. Intervals are over seeds.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from benchmarks.generation_methods import Judge, generation_settings, make_target, mean_and_interval, written
+from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from gradmm_core.classification import predict
 from gradmm_core.filters import token_lists
@@ -29,11 +28,7 @@ CHOICES = ["as written", "lowest f", "lowest f, of its class", "surest of its cl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Choices among written texts")
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and run nothing")
-    if parser.parse_known_args()[0].table:
-        options = parser.parse_args()
-        rows = [json.loads(line) for file in options.table for line in file.read_text().splitlines()]
-        print(markdown(pd.DataFrame(rows)))
+    if printed_table(parser, markdown):
         return
     add_arguments(parser)
     parser.add_argument("--pool", type=int, default=800, help="texts of each class to choose from")
@@ -50,25 +45,19 @@ def main() -> None:
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "per_class": options.per_class}
     shared |= {"steps": options.steps, "pool": options.pool}
 
-    def report(row: dict[str, Any]) -> None:
-        print(json.dumps(row), flush=True)
-        if options.json:
-            with options.json.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-
     before = judges[options.learning_rates[0]].before()
-    report(shared | {"choice": "before", "learning_rate": None, "seed": 0} | before)
+    report(shared | {"choice": "before", "learning_rate": None, "seed": 0} | before, options.json)
     for seed in options.seeds:
         settings = generation_settings(options, "zero-shot")
         pool = written(bench, target, space, settings, options.pool, seed)
         pool["probability"] = own_probabilities(bench, pool)
         for rate, judge in judges.items():
             here = shared | {"learning_rate": rate, "seed": seed}
-            report(here | {"choice": "real"} | judge.real(options.per_class, seed))
+            report(here | {"choice": "real"} | judge.real(options.per_class, seed), options.json)
             for choice in CHOICES:
                 texts = chosen(pool, choice, options.per_class)
                 loss = {"matching_loss": round(float(texts["matching_loss"].mean()), 4)}
-                report(here | {"choice": choice} | loss | judge.texts(texts, seed))
+                report(here | {"choice": choice} | loss | judge.texts(texts, seed), options.json)
 
 
 def own_probabilities(bench: Bench, texts: pd.DataFrame) -> NDArray[np.float64]:

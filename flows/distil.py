@@ -82,7 +82,7 @@ def distil(
         mechanism_audit: Canaries through the noise of a private run, before any data are read.
         mia_audit: Membership inference against the model fine-tuned on the synthetic texts.
         seed: Of everything but the noise.
-        execution: Where generation's shards run.
+        execution: Where generation's shards and the fine-tunings run.
     """
     blocks = {block: value for block, value in locals().items() if block in Recipe.model_fields}
     recipe = validate_recipe(with_the_deployments(blocks), where="the flow's parameters")

@@ -305,7 +305,7 @@ class MiaAuditSettings(Settings):
 
 
 class ExecutionSettings(Settings):
-    """Where generation's shards and a comparison's fine-tunings run. Neither results nor releases know."""
+    """Where generation's shards and all fine-tunings run. Neither results nor releases know."""
 
     runtime_fields = frozenset({"runner", "workers", "address", "threads"})
 
