@@ -197,7 +197,7 @@ def _privacy(options: argparse.Namespace) -> int:
 
     recipe = read_recipe(options.recipe, options)
     reach(options.root)
-    print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
+    print_privacy(recipe, Ledger.of(options.root.resolve(), recipe.ledger))
     return OK
 
 
