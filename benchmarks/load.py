@@ -86,7 +86,7 @@ def recipe_values(folder: Path, data: Path, texts: int, shard_size: int) -> dict
         "data": {"path": str(data), "validation_split": "validation"},
         "classes": [dict(zip(names, each, strict=True)) for each in classes],
         "model": {"name": str(folder / "model")},
-        "target_gradient": {"space": "label-rows", "centred": False},
+        "target_gradient": {"space": "label-rows", "centred": False, "batch_size": 1000},
         "generation": {
             "per_class": texts // 2,
             "shard_size": shard_size,
