@@ -35,7 +35,9 @@ def functions_of(file: str) -> list[str]:
 def test_every_test_that_a_document_names_is_there(document: str, least: int) -> None:
     named = list(named_tests((DOCS / document).read_text()))
     assert len(named) >= least
-    missing = [(file, name) for file, name in named if not any(fnmatchcase(test, name) for test in functions_of(file))]
+    missing = [
+        (file, name) for file, name in named if not any(fnmatchcase(test, name) for test in functions_of(file))
+    ]
     assert missing == []
 
 
