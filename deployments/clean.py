@@ -22,7 +22,7 @@ def clean(root: Location, keep_days: float, dry_run: bool) -> None:
         raise InputError(f"{keep_days:g} days have not come yet", "--keep-days", "give 0 or more")
     if not isinstance(root, Path):
         raise InputError("is in an object store, where nothing is removed", str(root), "clean a local root")
-    root = root.expanduser().resolve()
+    root = root.resolve()
     if not root.is_dir():
         raise InputError("no such folder", str(root), "give the --root that runs were made with")
     found = removable(root, before=time.time() - keep_days * SECONDS_PER_DAY)

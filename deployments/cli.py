@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, 2 for what the user can mend (said in one line), or 1 for what we must."""
     options = _parser().parse_args(arguments)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # Prefect, on its first import at a terminal, and the hub's library would tell their makers that they are used.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
     try:
         with _for_the_owner_only():
             return options.command(options)
@@ -195,7 +197,7 @@ def _privacy(options: argparse.Namespace) -> int:
 
     recipe = read_recipe(options.recipe, options)
     reach(options.root)
-    print_privacy(recipe, Ledger.of(options.root.expanduser().resolve(), recipe.ledger))
+    print_privacy(recipe, Ledger.of(options.root.resolve(), recipe.ledger))
     return OK
 
 

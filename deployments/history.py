@@ -95,7 +95,7 @@ def past_runs(root: Location) -> tuple[list[PastRun], list[InputError]]:
     """The runs under a root, newest first, and what is wrong with each folder there that holds none."""
     reach(root)
     runs, faults = [], []
-    folder = root.expanduser() / "runs"
+    folder = root / "runs"
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if entry.is_dir():
             try:
@@ -111,7 +111,7 @@ def find_run(name: str, root: Location) -> PastRun:
     Raises:
         InputError: if there is none, with the one that may have been meant; or if it is damaged.
     """
-    for folder in (root.expanduser() / "runs" / name, location(name).expanduser()):
+    for folder in (root / "runs" / name, *_place(name)):
         reach(folder)
         if folder.is_dir():
             return _read(folder)
@@ -122,6 +122,14 @@ def find_run(name: str, root: Location) -> PastRun:
     near = [i for i in ids if name and name in i] or difflib.get_close_matches(name, ids, n=1)
     fix = f"did you mean {near[0]!r}?" if near else f"the newest is {ids[0]!r}, `gradmm runs` lists all"
     raise InputError(f"no run {name!r}", str(root), fix)
+
+
+def _place(name: str) -> list[Location]:
+    """What a name is as a place, if it can be one."""
+    try:
+        return [location(name)]
+    except ValueError:
+        return []
 
 
 def differences(first: PastRun, second: PastRun) -> list[Difference]:

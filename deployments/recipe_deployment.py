@@ -20,7 +20,7 @@ def dataset_resource(recipe: str) -> str:
 
 def parameters(recipe: Recipe, root: Location) -> dict[str, Any]:
     """All settings, so that Prefect's form for a run is filled in. The root as seen from everywhere."""
-    return recipe.model_dump(mode="json") | {"root": str(root.expanduser().resolve()), "force": []}
+    return recipe.model_dump(mode="json") | {"root": str(root.resolve()), "force": []}
 
 
 def description(recipe: Recipe) -> str:

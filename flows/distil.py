@@ -100,7 +100,7 @@ def distil(
 def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> RunRecord:
     """All stages of one recipe; what is cached is not run again."""
     began, clock = datetime.now(UTC), time.perf_counter()
-    root = Root(path=root_path.expanduser().resolve())
+    root = Root(path=root_path.resolve())
     root.prepare()
     asked, recipe = recipe, demo_material(recipe, root)
     runs = stage_runs(asked, recipe, root, force)

@@ -85,7 +85,7 @@ class Study:
     def __init__(self, name: str, asked: Recipe, root: Location, command: Sequence[str]) -> None:
         self._began, self._clock = datetime.now(UTC), time.perf_counter()
         self.name, self.asked, self._command = name, asked, tuple(command)
-        self.root = Root(path=root.expanduser().resolve())
+        self.root = Root(path=root.resolve())
         self.root.prepare()
         self.recipe = demo_material(asked, self.root)
         self.runs = stage_runs(asked, self.recipe, self.root)

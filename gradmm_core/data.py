@@ -53,9 +53,11 @@ class LabelledTexts:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the number of rows, all labels, all lengths and all texts, in the rows' order."""
-        encoded = [text.encode() for text in self.texts]
-        numbers = np.array([len(encoded), *self.labels, *map(len, encoded)], dtype="<i8")
-        return hashlib.sha256(numbers.tobytes() + b"".join(encoded)).hexdigest()
+        lengths = np.fromiter((len(text.encode()) for text in self.texts), "<i8", len(self))
+        digest = hashlib.sha256(np.array([len(self), *self.labels], dtype="<i8").tobytes() + lengths.tobytes())
+        for text in self.texts:  # not all in one piece: of a million that is a good part of a gigabyte
+            digest.update(text.encode())
+        return digest.hexdigest()
 
     def of_class(self, label: int) -> list[int]:
         """The rows that have this label."""

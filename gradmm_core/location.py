@@ -9,6 +9,7 @@ created with a condition (S3's `If-None-Match: *`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,17 +25,21 @@ FRESH_LISTINGS: dict[str, Any] = {"use_listings_cache": False}
 
 
 def location(place: str | Path | UPath) -> Path | UPath:
-    """A `Path` for what is local, a `UPath` for a URL. Nothing is opened or looked at.
+    """A `Path` for what is local, with `~` spelt out, a `UPath` for a URL. Nothing is opened or looked at.
 
     Raises:
-        ValueError: for a URL of a kind that fsspec does not know, or that cannot be written, or with more in it
-            than a place: what is not the place's name would end up in records and pages.
+        ValueError: for the home of a user that there is not; for a URL of a kind that fsspec does not know, or
+            that cannot be written, or with more in it than a place: what is not the place's name would end up in
+            records and pages.
     """
     if isinstance(place, UPath) and not isinstance(place, Path):
         return place
     kind, is_url, rest = str(place).partition("://")
     if not is_url:
-        return Path(place)
+        local = os.path.expanduser(str(place))  # pathlib's own raises what nobody expects
+        if local.startswith("~") and isinstance(place, str):  # `./~a` is `~a` as a path
+            raise ValueError("there is no such user")
+        return Path(local)
     if kind in ("http", "https"):
         raise ValueError("the web takes no files")
     if any(character in rest for character in "*?[]#") or "@" in rest.partition("/")[0]:

@@ -84,6 +84,9 @@ class Recipe(Settings):
             raise ValueError("mechanism_audit.guesses: more than mechanism_audit.canaries")
         if self.loss_selection.per_class > self.generation.per_class:
             raise ValueError("loss_selection.per_class: more than generation.per_class")
+        tokens, longest = self.generation.text_tokens, self.template.max_text_tokens
+        if tokens != "auto" and tokens > longest:
+            raise ValueError(f"generation.text_tokens: {tokens}, and template.max_text_tokens cuts at {longest}")
         search = self.generation.search
         if search.rounds and search.draws < 2:
             raise ValueError("generation.search.draws: fluency is measured by at least 2")

@@ -276,6 +276,15 @@ class FinetuneEvalSettings(Settings):
     max_test_rows: Count | None = None
     eval_batch_size: Count = 64
 
+    @field_validator("learning_rates", "seeds")
+    @classmethod
+    def _are_different(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What is run twice would count twice in a mean, and make its interval too narrow."""
+        again = [value for number, value in enumerate(values) if value in values[:number]]
+        if again:
+            raise ValueError(f"{again[0]} is there more than once")
+        return values
+
 
 class MechanismAuditSettings(Settings):
     """Canaries through the noise mechanism of a private run, before anything private is read."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -22,11 +22,12 @@ from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_space import FULL, TargetSpace
 from gradmm_core.template import (
+    TokenIds,
     TokenisedTemplate,
     head_gradients,
     length_bucketed,
     make_batch,
-    tokenise_texts,
+    tokenise_split,
 )
 from gradmm_core.unfinished_sums import UnfinishedSums
 
@@ -80,16 +81,16 @@ def target_sums(
     Raises:
         InputError: if a text has no tokens, or a class's gradients vanish.
     """
-    texts = tokenise_texts(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
     running = unfinished.read() if unfinished else {}
     sums: dict[int, Tensor] = {}
     clipped = 0
     for label in template.labels:
-        class_texts = [texts[i] for i in data.of_class(label)]
         if settings.matching == "head":
             of_class = running.setdefault(label, ClippedSum())
             batches = _head_gradients(
-                language_model, template, class_texts, label, settings, space, skip=of_class.records
+                language_model, template, texts, rows[label], label, settings, space, skip=of_class.records
             )
             for gradients in batches:
                 of_class.add(gradients, clipping_norm, mechanism)
@@ -97,7 +98,7 @@ def target_sums(
                     unfinished.write(running)
             sums[label], count = of_class.total, of_class.clipped
         else:
-            sums[label], count = _sum_full(language_model, template, class_texts, label, clipping_norm)
+            sums[label], count = _sum_full(language_model, template, texts, rows[label], label, clipping_norm)
         clipped += count
         if not sums[label].isfinite().all() or not sums[label].any():
             raise InputError(
@@ -107,8 +108,8 @@ def target_sums(
             )
     return TargetSums(
         values=sums,
-        records={label: len(data.of_class(label)) for label in sums},
-        text_tokens={label: float(np.mean([len(texts[i]) for i in data.of_class(label)])) for label in sums},
+        records={label: len(rows[label]) for label in sums},
+        text_tokens={label: float(texts.lengths[rows[label]].mean()) for label in sums},
         clip_fraction=clipped / len(data),
     )
 
@@ -117,30 +118,34 @@ def target_sums(
 def _head_gradients(
     language_model: LanguageModel,
     template: TokenisedTemplate,
-    texts: list[list[int]],
+    texts: TokenIds,
+    rows: Int[np.ndarray, " rows"],
     label: int,
     settings: TargetGradientSettings,
     space: TargetSpace,
     skip: int,
 ) -> Iterator[HeadGradients]:
-    """Of all texts but the `skip` shortest."""
-    batches = length_bucketed([len(t) for t in texts], settings.batch_size, skip)
-    for rows in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
-        batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
+    """Of all these rows' texts but the `skip` shortest."""
+    batches = length_bucketed(texts.lengths[rows], settings.batch_size, skip)
+    for part in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
+        batch = make_batch(
+            template, [texts[i] for i in rows[part].tolist()], [label] * len(part), language_model.device
+        )
         yield space.project(head_gradients(language_model, batch).double(), label)
 
 
 def _sum_full(
     language_model: LanguageModel,
     template: TokenisedTemplate,
-    texts: list[list[int]],
+    texts: TokenIds,
+    rows: Int[np.ndarray, " rows"],
     label: int,
     clipping_norm: float,
 ) -> tuple[Float[Tensor, " parameters"], int]:
     total = torch.zeros(0)
     clipped = 0
-    for text in tqdm(texts, desc=f"target gradient, label {label}", unit="text", disable=None, leave=False):
-        gradient = example_gradient(language_model, template, text, label)
+    for row in tqdm(rows.tolist(), desc=f"target gradient, label {label}", unit="text", disable=None, leave=False):
+        gradient = example_gradient(language_model, template, texts[row], label)
         norm = float(gradient.norm())
         scaled = gradient * min(1.0, clipping_norm / max(norm, torch.finfo(gradient.dtype).tiny))
         total = scaled if not len(total) else total + scaled

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,24 @@ class Batch:
     response_mask: Bool[Tensor, "batch response"]
 
 
+class TokenIds(Sequence[list[int]]):
+    """Token ids of many texts, in one array: as lists of numbers, a million texts' would take a gigabyte."""
+
+    def __init__(self, flat: Int[np.ndarray, " tokens"], bounds: Int[np.ndarray, " bounds"]) -> None:
+        self._flat, self._bounds = flat, bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, text: int) -> list[int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        text = range(len(self))[text]
+        return self._flat[self._bounds[text] : self._bounds[text + 1]].tolist()
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " texts"]:
+        return np.diff(self._bounds)
+
+
 def tokenise_template(language_model: LanguageModel, template: ResponseTemplate) -> TokenisedTemplate:
     """Tokenises suffix and verbalisers.
 
@@ -98,14 +117,29 @@ def tokenise_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
     Raises:
         InputError: naming the row, if a text has no tokens.
     """
-    token_ids: list[list[int]] = []
+    return list(_tokenised(tokenizer, texts, max_tokens, where))
+
+
+def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str) -> TokenIds:
+    """The same of as many texts as a data set has.
+
+    Raises:
+        InputError: naming the row, if a text has no tokens.
+    """
+    flat, bounds = array("i"), array("q", [0])
+    for ids in _tokenised(tokenizer, texts, max_tokens, where):
+        flat.extend(ids)
+        bounds.append(len(flat))
+    return TokenIds(np.frombuffer(flat, np.int32), np.frombuffer(bounds, np.int64))
+
+
+def _tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str) -> Iterator[list[int]]:
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         encoded = tokenizer(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)["input_ids"]
         for row, ids in enumerate(encoded, start):
             if not ids:
                 raise InputError(f"text {row} has no tokens", where, "remove the row, or set data.min_words=1")
-            token_ids.append(ids[:max_tokens])
-    return token_ids
+            yield ids[:max_tokens]
 
 
 def make_batch(
@@ -144,7 +178,7 @@ def head_gradients(language_model: LanguageModel, batch: Batch) -> HeadGradients
     )
 
 
-def length_bucketed(lengths: Sequence[int], batch_size: int, skip: int = 0) -> list[list[int]]:
+def length_bucketed(lengths: Sequence[int] | np.ndarray, batch_size: int, skip: int = 0) -> list[list[int]]:
     """Indices in batches of examples of like length, the shortest first, so that little of a batch is padding.
 
     Args:

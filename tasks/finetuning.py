@@ -8,7 +8,7 @@ from gradmm_core.filters import token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.model_reference import ModelReference
 from gradmm_core.settings import FinetuneEvalSettings
-from gradmm_core.template import tokenise_texts
+from gradmm_core.template import tokenise_split
 from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model, read_split
 from tasks.stage import RunContext, SplitReference
@@ -25,7 +25,7 @@ def finetuning_of(
 def tokenised(finetuning: Finetuning, context: RunContext, split: SplitReference) -> Examples:
     """A split of the real data."""
     data = read_split(context, split)
-    tokens = tokenise_texts(finetuning.tokenizer, data.texts, finetuning.template.max_text_tokens, split.split)
+    tokens = tokenise_split(finetuning.tokenizer, data.texts, finetuning.template.max_text_tokens, split.split)
     return Examples(tokens, data.labels)
 
 

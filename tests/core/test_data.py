@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -470,6 +471,15 @@ def test_digests_are_equal_exactly_where_the_rows_are(
     one: list[tuple[str, int]], other: list[tuple[str, int]]
 ) -> None:
     assert (labelled(one).digest == labelled(other).digest) == (one == other)
+
+
+@given(ANY_ROWS)
+def test_a_digest_is_of_numbers_and_texts(rows: list[tuple[str, int]]) -> None:
+    """Targets are found by it: another digest of the same rows would be another release."""
+    texts = [text.encode() for text, _ in rows]
+    numbers = [len(rows), *(label for _, label in rows), *map(len, texts)]
+    content = b"".join(number.to_bytes(8, "little") for number in numbers) + b"".join(texts)
+    assert labelled(rows).digest == hashlib.sha256(content).hexdigest()
 
 
 @given(rows=ANY_ROWS, data=st.data())

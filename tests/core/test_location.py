@@ -24,10 +24,17 @@ def store() -> UPath:
     return place
 
 
-@pytest.mark.parametrize("text", ["a/b", "/a/b", "~/a", "s3:/a", "C:\\a", ""])
+@pytest.mark.parametrize("text", ["a/b", "/a/b", "./~a", "s3:/a", "C:\\a", ""])
 def test_what_is_no_url_is_an_ordinary_path(text: str) -> None:
     assert type(location(text)) is type(Path(text))
     assert location(text) == location(Path(text)) == Path(text)
+
+
+def test_a_home_is_spelt_out_and_that_of_nobody_is_refused() -> None:
+    assert location("~/a") == location(Path("~/a")) == Path.home() / "a"
+    for place in ("~nobody-such", "~nobody-such/a"):
+        with pytest.raises(ValueError, match="there is no such user"):
+            location(place)
 
 
 def test_a_url_stays_one_and_a_file_url_is_a_path() -> None:
@@ -36,7 +43,7 @@ def test_a_url_stays_one_and_a_file_url_is_a_path() -> None:
         assert not isinstance(place, Path)
         assert str(place) == url.rstrip("/")
         assert str(place / "runs" / "x") == f"{url.rstrip('/')}/runs/x"
-        assert str(place.expanduser().resolve()) == str(place)
+        assert str(place.resolve()) == str(place)
         assert location(place) is place
     assert location("file:///a/b") == Path("/a/b")
 

@@ -74,6 +74,21 @@ def test_few_texts_are_with_the_tokenizer_at_once(
         tokenise_texts(tokenizer, [*texts, "", "fine"], 3, "train")
 
 
+@pytest.mark.parametrize("count", [0, 1, 13])
+def test_a_split_has_the_same_tokens(phi: LanguageModel, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "TEXTS_AT_ONCE", 4)
+    texts = [f"{'good ' * (i % 3)}soup {i}" for i in range(count)]
+    split, lists = (
+        each(phi.tokenizer, texts, 3, "train") for each in (template_module.tokenise_split, tokenise_texts)
+    )
+    assert list(split) == lists
+    assert [split[i - count] for i in range(count)] == lists
+    assert split.lengths.tolist() == list(map(len, lists))
+    for out in (count, -count - 1):
+        with pytest.raises(IndexError):
+            split[out]
+
+
 @given(lengths=st.lists(st.integers(1, 50), max_size=40), batch_size=st.integers(1, 9))
 def test_buckets_hold_every_example_once_and_neighbours_in_length(lengths: list[int], batch_size: int) -> None:
     batches = length_bucketed(lengths, batch_size)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 
 from flows.distil import distil
@@ -67,6 +68,23 @@ def test_a_run_makes_all_seven_stages_and_a_second_one_only_reads_them(
     first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
     assert [stage["cached"] for stage in first["stages"]] == [False] * 8
     assert [stage["sha256"] for stage in first["stages"]] == [stage["sha256"] for stage in second["stages"]]
+
+
+def test_cached_runs_in_a_row_keep_no_file_open_and_leave_a_run_folder_each(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    """As a schedule makes them; `benchmarks.load runs` measures a hundred."""
+    process, held = psutil.Process(), []
+    before = set(root.rglob("*"))
+    for _ in range(5):
+        assert ran(run(tiny_recipe(), root)) == []
+        held.append((process.num_fds(), process.num_threads()))
+    files, threads = held[-1]
+    assert files <= held[1][0] + 2
+    assert threads <= held[1][1] + 2
+    added = {path.relative_to(root).parts[:2] for path in set(root.rglob("*")) - before}
+    assert len([place for place in added if place[0] == "runs"]) == 5
+    assert {place[0] for place in added} == {"runs"}
 
 
 def test_a_target_that_was_killed_goes_on_to_the_same_bytes_and_leaves_nothing_behind(

@@ -213,6 +213,8 @@ def test_a_run_that_is_not_there(history: Path, tmp_path: Path) -> None:
     assert f"did you mean {newest.run_id!r}?" in gradmm("report", "tiny", "--root", history).err
     unlike = gradmm("report", "zzz", "--root", history).err
     assert unlike.endswith(f"no run 'zzz'; the newest is {newest.run_id!r}, `gradmm runs` lists all\n")
+    for no_place in ("~nobody-such", "nowhere://bucket"):
+        assert f": no run {no_place!r}; the newest is" in gradmm("report", no_place, "--root", history).err
     nothing = gradmm("report", "zzz", "--root", tmp_path).err
     assert (
         nothing == f"gradmm: {tmp_path}: no run 'zzz', nor any other; give the --root that runs were made with\n"

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +21,7 @@ from gradmm_core.errors import InputError
 from gradmm_core.ledger import Entry, Ledger
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
+from tasks.stages import STAGES
 
 #: Large enough that a release of a few records is not all noise.
 PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "declared_records": 200}
@@ -153,6 +155,25 @@ def test_another_release_is_refused_before_any_private_data_are_read(
             run(other, tmp_path)
     assert snapshot(tmp_path, "stages/target_gradient/*") == before
     assert len(releases(other, tmp_path)) == 1
+
+
+def test_an_upgrade_makes_changed_stages_again_and_draws_no_target_that_the_budget_does_not_allow(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_version(stage: str) -> None:
+        monkeypatch.setitem(STAGES, stage, replace(STAGES[stage], version=STAGES[stage].version + 1))
+
+    first = run(private_recipe(), tmp_path)
+    raise_version("loss_selection")
+    second = run(private_recipe(), tmp_path)
+    again = [stage.stage for stage in second.stages if not stage.cached]
+    assert again == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    assert second.stage("target_gradient").sha256 == first.stage("target_gradient").sha256
+    raise_version("target_gradient")
+    with pytest.raises(InputError, match=r"^privacy\.budget_epsilon: this release would bring"):
+        run(private_recipe(), tmp_path)
+    assert len(releases(private_recipe(), tmp_path)) == 1
+    assert Path(first.stage("target_gradient").path).exists()
 
 
 @pytest.mark.parametrize("loss", ["data changed", "target deleted", "target damaged", "forced"])

@@ -270,11 +270,13 @@ def test_missing_credentials_and_a_server_that_is_not_there_are_told(
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_what_is_no_store_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["runs", "--root", "nowhere://bucket"])
-    assert ended.value.code == 2
-    assert "argument --root: 'nowhere://bucket' is no folder or store" in capsys.readouterr().err
+@pytest.mark.parametrize("root", ["nowhere://bucket", "~nobody-such"])
+def test_what_is_no_place_is_told(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["runs"], ["run", "demo"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--root", root])
+        assert ended.value.code == 2
+        assert f"argument --root: {root!r} is no folder or store" in capsys.readouterr().err
 
 
 def test_a_deployment_keeps_the_url(tiny_recipe: Callable[..., Recipe]) -> None:

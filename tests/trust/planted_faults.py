@@ -1,4 +1,5 @@
-"""Runs of one private recipe in one process: a whole one, and ones that fail where private records are read.
+"""Runs of one private recipe in one process: a whole one, ones that fail where private records are read, and ones
+that would have something from the hub.
 
     python -m tests.trust.planted_faults RECIPE.yaml ROOT BAD_DATA_FOLDER...
 
@@ -15,9 +16,13 @@ from unittest import mock
 
 from deployments.cli import _for_the_owner_only, main
 from deployments.local_run import _configure_prefect
+from tests.trust.network import begin
 
 #: The stages that read private records, after their fingerprint has been taken.
 READERS = ("target_gradient", "arm_eval", "mia_audit", "memorisation")
+
+#: A hub id that a recipe names.
+HUB = "acme/nothing"
 
 
 def failing_reader(good_calls: int, kind: type[Exception]) -> Any:
@@ -49,9 +54,14 @@ def _is_input_error(kind: type[Exception]) -> bool:
 
 
 def run(name: str, *arguments: str) -> None:
+    command(name, "run", *arguments, "--verbose")
+
+
+def command(name: str, *words: str) -> None:
     print(f"# {name} begins", flush=True)
+    begin(name)
     try:
-        status = main(["run", *arguments, "--verbose"])
+        status = main(words)
     except Exception:  # as Python itself would
         traceback.print_exc()
         status = 1
@@ -74,6 +84,10 @@ def runs(recipe: str, root: str, bad_data: list[str]) -> None:
     for folder in bad_data:
         run(f"data {Path(folder).name}", *whole, "--set", f"data.path={folder}")
     run("budget", *whole, "--set", "privacy.budget_epsilon=1", "--set", "privacy.clipping_norm=0.5")
+    command("audit", "audit", recipe)
+    with mock.patch("huggingface_hub.utils._http.time"):  # it waits before it tries again
+        run("hub model", *whole, "--set", f"model.name={HUB}")
+        run("hub data", *whole, "--set", "data.path=null", "--set", f"data.hub={HUB}")
 
 
 if __name__ == "__main__":

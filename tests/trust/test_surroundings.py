@@ -1,7 +1,8 @@
 """Texts of private rows are nowhere but in their data: planted words are searched for in all that runs leave.
 
 One process makes a whole private run and then runs that fail, with the umask that most systems have, in a root
-that was there before, and with folders of its own for everything that a process may write to.
+that was there before, and with folders of its own for everything that a process may write to. It, its server and
+all that they start are refused the network (`only_loopback/sitecustomize.py`), and try nothing there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import pickle
 import re
 import sqlite3
@@ -28,7 +28,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gradmm_core.model_reference import ModelReference
 from tests.pipeline.conftest import tiny_recipe_values
-from tests.trust.planted_faults import READERS
+from tests.trust.network import refused, refusing_network
+from tests.trust.planted_faults import HUB, READERS
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +51,7 @@ class Surroundings:
     root: Path
     data: Path
     output: str
+    attempts: Path
 
     def statuses(self) -> dict[str, int]:
         ended = re.findall(r"^# (.+) ended with (\d+)$", self.output, re.MULTILINE)
@@ -96,9 +98,9 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory, tiny_model: ModelRefe
     for place in own.values():
         place.mkdir()
         place.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = refusing_network(attempts := inputs / "attempts")
     environment |= {name: str(own[name]) for name in ("HOME", "PREFECT_HOME", "TMPDIR")}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PREFECT_LOGGING_LEVEL": "DEBUG"}
+    environment |= {"PREFECT_LOGGING_LEVEL": "DEBUG"}
     command = [sys.executable, "-m", "tests.trust.planted_faults", recipe, own["root"], *bad_data]
     finished = subprocess.run(
         list(map(str, command)),
@@ -106,7 +108,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory, tiny_model: ModelRefe
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-5000:]
-    return Surroundings(folder, own["root"], data, finished.stdout)
+    return Surroundings(folder, own["root"], data, finished.stdout, attempts)
 
 
 def as_written(piece: str) -> set[bytes]:
@@ -159,11 +161,11 @@ def marker_tokens(tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
 def test_every_run_ended_as_it_should(surroundings: Surroundings) -> None:
     """Or the searches below would search nothing."""
     statuses = surroundings.statuses()
-    assert statuses.pop("whole") == 0
+    assert (statuses.pop("whole"), statuses.pop("audit")) == (0, 0)
     ours = {name for name, status in statuses.items() if status == 1}
     assert ours == {"dataset_fingerprint", *READERS}
     assert set(statuses.values()) == {1, 2}
-    assert len(statuses) == 10
+    assert len(statuses) == 12
 
 
 def test_the_search_finds_what_is_there(
@@ -215,3 +217,18 @@ def test_all_of_the_root_is_its_owners_alone(surroundings: Surroundings) -> None
         if path.stat().st_mode & 0o077
     }
     assert open_to_others == {}
+
+
+def test_nothing_but_this_machine_is_ever_asked(surroundings: Surroundings) -> None:
+    """But for the hub, where a recipe names something there: the hook sees that, and it ends in one line."""
+    attempts = refused(surroundings.attempts)
+    of_hub = {name: attempts.pop(name) for name in ("hub model", "hub data")}
+    assert attempts.keys() >= {"whole", "audit", "budget"}
+    assert not any(attempts.values()), attempts
+    for name, asked in of_hub.items():
+        assert set(asked) == {"socket.getaddrinfo huggingface.co"}
+        said = surroundings.output.partition(f"# {name} begins\n")[2].partition("\n# ")[0]
+        (line,) = [line for line in said.splitlines() if line.startswith("gradmm: ")]
+        assert "cannot be loaded" in line
+        assert HUB in line
+        assert f"# {name} ended with 2" in surroundings.output

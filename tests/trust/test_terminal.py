@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from deployments.cli import main
+from tests.trust.network import refused, refusing_network
 
 HOSTILE = "[/red][bold]x[/]\x1b[2J\x9b1m\u202eabc\x07"
 
@@ -54,3 +58,20 @@ def test_the_record_of_a_run_is_text(tmp_path: Path, capsys: pytest.CaptureFixtu
         (folder / "run.json").write_text(json.dumps(record))
     printed(capsys, "runs", "--root", tmp_path)
     printed(capsys, "diff", "one", "other", "--root", tmp_path)
+
+
+@pytest.mark.slow
+def test_who_works_at_a_terminal_is_not_reported_to_anyone(tmp_path: Path) -> None:
+    """Prefect would tell its makers of a first import on a terminal, unless it has a server that forbids it."""
+    environment = refusing_network(tmp_path / "attempts") | {"PREFECT_HOME": str(tmp_path / "home")}
+    terminal, end = os.openpty()
+    command = [sys.executable, "-m", "deployments.cli", "notify", "nothing"]
+    subprocess.run(
+        command, cwd=tmp_path, env=environment, stdin=end, stdout=end, stderr=end, timeout=100, check=False
+    )
+    os.close(end)
+    said = os.read(terminal, 10_000).decode()
+    os.close(terminal)
+    assert refused(tmp_path / "attempts") == {"": []}
+    assert said.startswith("gradmm: "), said
+    assert "socket.connect" in (tmp_path / "attempts").read_text()
