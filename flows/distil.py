@@ -114,12 +114,11 @@ def fine_tune(runs: StageRuns, recipe: Recipe, aim: Aim, balanced: StageArtifact
     settings = recipe.finetune_eval
     counts = Counter(balanced.read().query("kept")["label"].tolist())
     plan = [
-        [Trial(aim, arm, made, counts, seed) for seed in seeds]
-        for arm, made, seeds in (
-            (ARMS["before"], None, settings.seeds[:1]),
-            (Arm("synthetic", "synthetic"), balanced, settings.seeds),
-            (Arm("real", "train"), None, settings.seeds),
-        )
+        [Trial(aim, ARMS["before"], None, {}, settings.seeds[0])],
+        *(
+            [Trial(aim, arm, made, counts, seed) for seed in settings.seeds]
+            for arm, made in ((Arm("synthetic", "synthetic"), balanced), (Arm("real", "train"), None))
+        ),
     ]
     return runs.run_sharded(
         arm_eval,

@@ -144,9 +144,15 @@ def test_memory_is_told_of_stages_that_ran(root: Path, tiny_recipe: Callable[...
         assert bool(stage.memory) != stage.cached
 
 
-def test_changing_a_filter_runs_it_and_what_follows_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+def test_changing_a_filter_runs_it_and_what_follows_it(
+    root: Path, tiny_recipe: Callable[..., Recipe], caplog: pytest.LogCaptureFixture
+) -> None:
+    fine_tunings = set(root.glob("stages/arm_eval/*"))
     record = run(tiny_recipe(loss_selection={"per_class": 2}), root)
     assert ran(record) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    # The model before fine-tuning is not measured again, and no arm is said to be short of texts.
+    assert len(set(root.glob("stages/arm_eval/*")) - fine_tunings) == 2
+    assert "fewer than" not in caplog.text
 
 
 def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
