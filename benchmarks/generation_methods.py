@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 import torch
 from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
 from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, Records, add_arguments, bench_of
@@ -224,36 +225,50 @@ class Judge:
         settings = FinetuneEvalSettings(steps=steps, evaluate_every=steps)
         reference = resolve_model(bench.recipe.model)
         self._bench, self._learning_rate = bench, learning_rate
-        self._trainer = Finetuning(reference, model.tokenizer, model.device, bench.template, settings)
+        self.trainer = Finetuning(reference, model.tokenizer, model.device, bench.template, settings)
         self._test = self._tokenised(bench.splits.test).sample(1000, 0)
         self._train = self._tokenised(bench.splits.train)
 
     def before(self) -> dict[str, float]:
-        return self._measure(self._trainer.fresh_model())
+        return self.measure(self.trainer.fresh_model())
 
     def real(self, per_class: int, seed: int) -> dict[str, float]:
-        counts = dict.fromkeys(self._bench.template.labels, per_class)
-        return self._after(self._train.sample_classes(counts, seed), seed)
+        return self._after(self.rows(per_class, seed), seed)
+
+    def rows(self, per_class: int, seed: int) -> Examples:
+        """Random real ones."""
+        return self._train.sample_classes(dict.fromkeys(self._bench.template.labels, per_class), seed)
 
     def texts(self, texts: pd.DataFrame, seed: int) -> dict[str, float]:
         return self._after(Examples(token_lists(texts), texts["label"].tolist()), seed)
 
     def _after(self, examples: Examples, seed: int) -> dict[str, float]:
-        return self._measure(self._trainer.finetune(examples, self._learning_rate, seed))
+        return self.measure(self.trainer.finetune(examples, self._learning_rate, seed))
 
-    def _measure(self, model: LanguageModel) -> dict[str, float]:
-        labels = self._trainer.template.labels
-        logits = class_logits(model, self._trainer.template, self._test.texts, 64)
+    def measure(self, model: LanguageModel) -> dict[str, float]:
+        """Accuracy; of two classes also the AUC, and the accuracy with the threshold that is best on test."""
+        labels = self.trainer.template.labels
+        logits = class_logits(model, self.trainer.template, self._test.texts, 64)
         truth = torch.tensor([labels.index(label) for label in self._test.labels])
         found = {"accuracy": float((logits.argmax(dim=1) == truth).double().mean())}
         if len(labels) == 2:
-            found["auc"] = float(roc_auc_score(truth.numpy(), (logits[:, 1] - logits[:, 0]).numpy()))
+            margin = logits[:, 1] - logits[:, 0]
+            found["auc"] = float(roc_auc_score(truth.numpy(), margin.numpy()))
+            found["best_threshold"] = best_accuracy(margin, truth)
         return {name: round(value, 4) for name, value in found.items()}
 
     def _tokenised(self, data: Any) -> Examples:
         template = self._bench.template
         tokens = tokenise_texts(self._bench.language_model.tokenizer, data.texts, template.max_text_tokens, "data")
         return Examples(tokens, data.labels)
+
+
+def best_accuracy(margin: Tensor, truth: Tensor) -> float:
+    """Over all thresholds: the rows above it are called 1. Equal margins fall on one side together."""
+    values, place = margin.unique(return_inverse=True)  # sorted
+    gained = torch.zeros(len(values), dtype=torch.int64).index_add_(0, place, 1 - 2 * truth)
+    correct = torch.cat([truth.sum()[None], truth.sum() + gained.cumsum(0)])
+    return float(correct.max()) / len(truth)
 
 
 def markdown(frame: pd.DataFrame) -> str:

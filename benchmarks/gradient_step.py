@@ -20,18 +20,13 @@ from typing import Any
 
 import pandas as pd
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from benchmarks.generation_methods import Judge
 from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import add_arguments, bench_of
-from gradmm_core.classification import class_logits
-from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.mean_gradient import in_head, mean_gradient
-from gradmm_core.model_reference import resolve_model
-from gradmm_core.settings import FinetuneEvalSettings
-from gradmm_core.template import tokenise_texts
 
 #: Norms of the step. The gradient's is 1.
 LENGTHS = (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.6, 1.0, 2.0)
@@ -53,23 +48,10 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     bench = bench_of(options)
-    model, template = bench.language_model, bench.template
-    settings = FinetuneEvalSettings(steps=1, evaluate_every=1)
-    trainer = Finetuning(resolve_model(bench.recipe.model), model.tokenizer, model.device, template, settings)
-
-    def tokenised(data: Any) -> Examples:
-        return Examples(tokenise_texts(model.tokenizer, data.texts, template.max_text_tokens, "data"), data.labels)
-
-    records: int = options.records
-    real = tokenised(bench.splits.train).sample_classes(dict.fromkeys(template.labels, records), 0)
-    test = tokenised(bench.splits.test).sample(1000, 0)
-    truth = torch.tensor([template.labels.index(label) for label in test.labels])
-
-    def measure(trained: LanguageModel) -> dict[str, float]:
-        return figures(class_logits(trained, template, test.texts, 64), truth)
-
-    trained = trainer.fresh_model()
-    yield {"step": "before fine-tuning"} | measure(trained)
+    judge, template = Judge(bench, options.learning_rate, steps=1), bench.template
+    real = judge.rows(options.records, 0)
+    trained = judge.trainer.fresh_model()
+    yield {"step": "before fine-tuning"} | judge.measure(trained)
     parameters = list(trained.model.parameters())
     gradient = mean_gradient(trained, template, real).gradient
     of_head = in_head(trained)
@@ -77,14 +59,14 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         along = [direction if is_chosen else None for direction, is_chosen in zip(gradient, chosen, strict=True)]
         for length in LENGTHS:
             with moved(trained, along, length):
-                yield {"step": f"one step, {part}", "length": length} | measure(trained)
+                yield {"step": f"one step, {part}", "length": length} | judge.measure(trained)
     optimizer = torch.optim.Adam(parameters, lr=options.learning_rate)
     for step in range(1, max(options.checkpoints) + 1):
         for parameter, direction in zip(parameters, mean_gradient(trained, template, real).gradient, strict=True):
             parameter.grad = direction
         optimizer.step()
         if step in options.checkpoints:
-            yield {"step": f"{step} steps of Adam, all parameters"} | measure(trained)
+            yield {"step": f"{step} steps of Adam, all parameters"} | judge.measure(trained)
 
 
 @contextmanager
@@ -99,24 +81,6 @@ def moved(trained: LanguageModel, along: Sequence[Tensor | None], length: float)
         yield
         for (parameter, _), was in zip(pairs, were, strict=True):
             parameter.copy_(was)
-
-
-def figures(logits: Tensor, truth: Tensor) -> dict[str, float]:
-    """Accuracy; of two classes also the AUC, and the accuracy with the threshold that is best on these rows."""
-    found = {"accuracy": float((logits.argmax(dim=1) == truth).double().mean())}
-    if logits.shape[1] == 2:
-        margin = logits[:, 1] - logits[:, 0]
-        found["auc"] = float(roc_auc_score(truth.numpy(), margin.numpy()))
-        found["best_threshold"] = best_accuracy(margin, truth)
-    return {name: round(value, 4) for name, value in found.items()}
-
-
-def best_accuracy(margin: Tensor, truth: Tensor) -> float:
-    """Over all thresholds: the rows above it are called 1. Equal margins fall on one side together."""
-    values, place = margin.unique(return_inverse=True)  # sorted
-    gained = torch.zeros(len(values), dtype=torch.int64).index_add_(0, place, 1 - 2 * truth)
-    correct = torch.cat([truth.sum()[None], truth.sum() + gained.cumsum(0)])
-    return float(correct.max()) / len(truth)
 
 
 def markdown(rows: pd.DataFrame) -> str:

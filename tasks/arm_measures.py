@@ -40,11 +40,11 @@ def arm_measures(
 ) -> Outcome:
     """Figures of every size and seed.
 
-    Args:
-        made: of each seed, what the arm's texts come from; see `ArmTexts`.
-
     Distances are between the embeddings of the arm's texts and of as many random test rows of each class, which
     every seed draws anew. Test rows, because train rows would be next to nothing from themselves.
+
+    Args:
+        made: of each seed, what the arm's texts come from; see `ArmTexts`.
     """
     language_model, template = read_model(context, model, wording)
     real = read_split(context, test)
