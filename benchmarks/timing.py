@@ -16,16 +16,17 @@ import torch
 
 @dataclass(frozen=True)
 class Way:
-    """One way, which does `examples` at a time."""
+    """One way, which does `examples` at a time. `warm_up` stands for a first run of what takes long."""
 
     run: Callable[[], Any]
     examples: int
+    warm_up: Callable[[], Any] | None = None
 
 
 def seconds_per_example(ways: dict[str, Way], repeats: int) -> dict[str, float]:
     """Medians, after one run of each that is not counted."""
     for way in ways.values():
-        way.run()
+        (way.warm_up or way.run)()
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):  # in turns, so that a busy machine slows all alike
         for name, way in ways.items():

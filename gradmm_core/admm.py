@@ -58,6 +58,9 @@ def admm(
     Where the X-update is solved well, L is minus the gradient of f at X: the next projection is then of a gradient
     step of length 1/rho, and a rho that is large beside gradient / distance between tokens moves no token at all.
 
+    A text that has kept all of its tokens for `settings.patience` projections in a row is done; `history` goes on
+    with its last loss.
+
     Args:
         embed: in float32 at least; X, Z and L live there.
         start: tokens whose embeddings X begins with.
@@ -69,19 +72,30 @@ def admm(
         x = _descend(x, objective, settings, settings.initial_steps)
     dual = torch.zeros_like(x)
     best = _Best.empty(start)
+    ids, losses = start, torch.full_like(x[:, 0, 0], torch.inf)
+    unmoved = torch.zeros_like(start[:, 0])
+    rows = torch.arange(len(start), device=start.device)  # of the texts that are not done
     history = []
     for t in iterations:
-        ids = project(x + dual / rho)
-        z = embed(ids)
-        history.append(best.update(ids, _losses(objective, z)))
+        projected = project(x[rows] + dual[rows] / rho)
+        unmoved[rows] = torch.where((projected == ids[rows]).all(dim=1), unmoved[rows] + 1, 0)
+        ids = ids.index_copy(0, rows, projected)
+        losses = losses.index_copy(0, rows, _losses(objective, embed(projected)))
+        history.append(best.update(ids, losses))
+        if settings.patience is not None:
+            rows = rows[unmoved[rows] < settings.patience]
+        if not len(rows):
+            break
+        z = embed(ids[rows])
         if t > 0:
-            dual = dual + rho * (x - z)
-        pull = z - dual / rho
+            dual[rows] += rho * (x[rows] - z)
+        pull = z - dual[rows] / rho
 
         def augmented(x: Tensor, pull: Tensor = pull) -> Tensor:
             return objective(x) + rho / 2 * (x - pull).square().sum(dim=(1, 2))
 
-        x = _descend(x, augmented, settings, settings.inner_steps)
+        x[rows] = _descend(x[rows], augmented, settings, settings.inner_steps)
+    history += [losses] * (settings.iterations - len(history))
     ids = project(x)
     last = _losses(objective, embed(ids))
     history.append(best.update(ids, last))

@@ -161,6 +161,10 @@ class AdmmSettings(Settings):
     initial_steps: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Descent on the matching loss alone."
     )
+    patience: Count | None = Field(
+        default=10,
+        description="A text that has kept all of its tokens for so many iterations is done; null: it goes on.",
+    )
     keep: Literal["best", "last"] = Field(default="best", description="'last' is the paper's choice.")
 
 

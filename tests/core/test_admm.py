@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gradmm_core.admm import admm, best_draws
@@ -77,6 +78,62 @@ def test_descent_before_the_first_projection_lowers_the_loss(
 
     admm(objective, record, phi.embed, start, SETTINGS.model_copy(update={"initial_steps": 20}), range(1))
     assert seen[0] < objective(phi.embed(start)).mean() - 0.005
+
+
+#: So stiff that no token moves again once it has stopped.
+STIFF = SETTINGS.model_copy(update={"rho": 1e4, "iterations": 9, "patience": 2})
+
+
+def test_a_text_that_has_kept_its_tokens_for_long_enough_is_done(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    objective, project, start = objective_and_projection(phi, template)
+    projected = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        projected.append(len(x))
+        return project(x)
+
+    result = admm(objective, counted, phi.embed, start, STIFF, range(9))
+    *rounds, last = projected
+    assert last == len(start)
+    assert rounds == sorted(rounds, reverse=True)
+    assert sum(rounds) < 9 * len(start)
+    whole = admm(objective, project, phi.embed, start, STIFF.model_copy(update={"patience": None}), range(9))
+    assert result.history.shape == whole.history.shape == (10, len(start))
+    assert torch.allclose(result.history[:9], whole.history[:9], atol=1e-9)
+
+
+@pytest.mark.parametrize("rho", [0.01, 10.0])
+def test_what_is_done_does_not_disturb_what_goes_on(
+    phi: LanguageModel, template: TokenisedTemplate, rho: float
+) -> None:
+    """Texts are dropped from the batch one after the other; each ends as it would by itself."""
+    objective, project, start = objective_and_projection(phi, template)
+    settings = STIFF.model_copy(update={"rho": rho, "patience": 1, "keep": "last"})
+    together = admm(objective, project, phi.embed, start, settings, range(9))
+    for i in range(len(start)):
+        alone = admm(objective, project, phi.embed, start[i : i + 1], settings, range(9))
+        assert torch.equal(alone.token_ids[0], together.token_ids[i])
+        assert torch.allclose(alone.history[:, 0], together.history[:, i], atol=1e-9)
+
+
+def test_a_text_whose_tokens_move_again_starts_waiting_anew(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    """One text, its tokens dictated: unmoved, moved, unmoved, unmoved, and then there is nothing to do."""
+    objective, _, start = objective_and_projection(phi, template)
+    first, other = start[:1], start[1:2]
+    dictated = iter([first, other, other, other, first])
+    rounds = []
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        rounds.append(x)
+        return next(dictated)
+
+    result = admm(objective, project, phi.embed, first, STIFF.model_copy(update={"keep": "last"}), range(9))
+    assert len(rounds) == 4 + 1  # the last one is of x itself
+    assert torch.equal(result.token_ids, first)
 
 
 def test_best_draw_has_the_lowest_loss(phi: LanguageModel, template: TokenisedTemplate) -> None:

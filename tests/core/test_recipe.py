@@ -436,6 +436,7 @@ def test_shipped_presets_are_the_baselines() -> None:
         gradient_clip=1.0,
         initial_draws=5,
         initial_steps=0,
+        patience=None,
         keep="last",
     )
     assert paper.generation.projection == ProjectionSettings(rule="nearest-of-likely", candidates=200)
