@@ -27,20 +27,25 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["nearest-of-likely", "likeliest-of-near"])
     parser.add_argument("--candidates", type=int, nargs="+", default=[30, 200])
     parser.add_argument("--per-class", type=int, default=5)
+    parser.add_argument(
+        "--patience", type=int, help="iterations without a new token that end a text (default: none)"
+    )
     parser.add_argument("--records", type=int, default=2000, help="of each class, in the target")
     options = parser.parse_args()
     options.space, options.epsilon = "full", None
     bench = bench_of(options)
     target, space = make_target(bench, options)
     print(
-        "| rule | k | rho | first f | last f | best f | log-perplexity | seconds per text |\n" + "|---" * 8 + "|"
+        "| rule | k | rho | first f | last f | best f | log-perplexity | passes | seconds per text |\n"
+        + "|---" * 9
+        + "|"
     )
     for rule in options.rules:
         for candidates in options.candidates:
             for rho in options.rhos:
                 settings = GenerationSettings(
                     method="admm",
-                    admm=AdmmSettings(rho=rho),
+                    admm=AdmmSettings(rho=rho, patience=options.patience),
                     projection=ProjectionSettings(rule=rule, candidates=candidates),
                 )
                 started = time.perf_counter()
@@ -54,6 +59,7 @@ def main() -> None:
                     "last": round(float(history[:, -1].mean()), 4),
                     "best": round(float(texts["matching_loss"].mean()), 4),
                     "log_perplexity": round(float(texts["log_perplexity"].mean()), 2),
+                    "passes": round(float(texts["token_passes"].mean())),
                     "seconds": round((time.perf_counter() - started) / len(texts), 1),
                 }
                 print("| " + " | ".join(map(str, row.values())) + " |", flush=True)

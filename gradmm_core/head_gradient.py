@@ -53,20 +53,29 @@ class HeadGradients:
         residual = probabilities.scatter_add(-1, response_ids[..., None], minus_one).mul_(weight[..., None])
         return cls(residual, hidden)
 
-    def inner_products(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
-        """<g_i, G> = sum_t r_t^T G h_t - <centre, G> for each example."""
-        products = self._factor_products(target)
+    def inner_products(
+        self, target: Float[Tensor, "vocab width"], of_hidden: Float[Tensor, "batch response vocab"] | None = None
+    ) -> Float[Tensor, " batch"]:
+        """<g_i, G> = sum_t r_t^T G h_t - <centre, G> for each example.
+
+        Args:
+            of_hidden: the products G h_t, where they are at hand.
+        """
+        if of_hidden is None:
+            of_hidden = self.hidden @ target.mT
+        products = (self.residual * of_hidden).sum(dim=(1, 2))
         return products if self.centre is None else products - (self.centre * target).sum()
 
-    def _factor_products(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
-        return (self.residual * (self.hidden @ target.mT)).sum(dim=(1, 2))
+    def _with_centre(self, centre: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
+        """sum_t r_t^T centre h_t."""
+        return (self.residual * (self.hidden @ centre.mT)).sum(dim=(1, 2))
 
     def norms(self) -> Float[Tensor, " batch"]:
         """Frobenius norms, from ||g||^2 = sum_{s,t} (r_s . r_t)(h_s . h_t), and the centre's part of it."""
         gram = (self.residual @ self.residual.mT) * (self.hidden @ self.hidden.mT)
         squares = gram.sum(dim=(1, 2))
         if self.centre is not None:
-            squares = squares - 2 * self._factor_products(self.centre) + self.centre.square().sum()
+            squares = squares - 2 * self._with_centre(self.centre) + self.centre.square().sum()
         # Rounding can take a vanishing norm below zero; the floor also keeps sqrt's gradient finite at zero.
         return squares.clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
 
@@ -78,13 +87,15 @@ class HeadGradients:
         gram = pairs.view(batch, response, batch, response).sum(dim=(1, 3))
         if self.centre is None:
             return gram
-        to_centre = self._factor_products(self.centre)
+        to_centre = self._with_centre(self.centre)
         return gram - to_centre[:, None] - to_centre + self.centre.square().sum()
 
-    def matching_losses(self, target: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
-        """1 - cos(g_i, G), between 0 and 2; it is 1 where g_i or G vanishes."""
+    def matching_losses(
+        self, target: Float[Tensor, "vocab width"], of_hidden: Float[Tensor, "batch response vocab"] | None = None
+    ) -> Float[Tensor, " batch"]:
+        """1 - cos(g_i, G), between 0 and 2; it is 1 where g_i or G vanishes. `of_hidden`: see `inner_products`."""
         norms = self.norms() * torch.linalg.matrix_norm(target)
-        return 1 - self.inner_products(target) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        return 1 - self.inner_products(target, of_hidden) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
 
     def clip_scales(self, clipping_norm: float | None) -> Float[Tensor, " batch"]:
         """min(1, C / ||g_i||): what brings each gradient's norm to at most C. `None` clips nothing."""

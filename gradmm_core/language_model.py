@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradmm_core.errors import InputError
+from gradmm_core.frozen_product import FrozenProduct
 from gradmm_core.last_positions import last_mlp, only_last
 from gradmm_core.model_reference import ModelReference, unusable_model
 
@@ -122,6 +123,11 @@ class LanguageModel:
     def logits(self, augmented: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocab"]:
         """W~ h~."""
         return augmented @ self.head.mT
+
+    @cached_property
+    def head_product(self) -> FrozenProduct:
+        """W~ h~ where a body in bfloat16 has rounded h~ already, and where it takes the gradient."""
+        return FrozenProduct(self.head, self.body_dtype)
 
 
 def load_language_model(

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradmm_core.frozen_product import FrozenProduct
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.target_space import FULL, TargetSpace
@@ -51,6 +52,9 @@ class HeadMatching:
         self._space = space
         self._free_text = FreeText(language_model, template, label)
         self._target = target.to(language_model.device, language_model.head_dtype)
+        # In smaller spaces than the whole head's this product is small.
+        whole = space.rows is None and space.basis is None
+        self._products = FrozenProduct(self._target, language_model.body_dtype) if whole else None
 
     def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, " batch"]:
         """Matching losses, differentiable with respect to x."""
@@ -74,9 +78,10 @@ class HeadMatching:
         response_ids = self._free_text.response_ids.expand(len(hidden), -1)
         augmented = self._lm.augment(hidden[:, -response_ids.shape[1] :])
         gradients = HeadGradients.from_logits(
-            self._lm.logits(augmented),
+            self._lm.head_product(augmented),
             augmented,
             response_ids,
             torch.ones_like(response_ids, dtype=torch.bool),
         )
-        return self._space.project(gradients, self._label).matching_losses(self._target)
+        products = self._products(augmented) if self._products else None
+        return self._space.project(gradients, self._label).matching_losses(self._target, products)

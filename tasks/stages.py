@@ -21,7 +21,9 @@ def _core(*names: str) -> tuple[str, ...]:
     return tuple(f"gradmm_core.{name}" for name in names)
 
 
-_MODEL = _core("model_reference", "wording", "last_positions", "language_model", "template", "head_gradient")
+_MODEL = _core(
+    "model_reference", "wording", "frozen_product", "last_positions", "language_model", "template", "head_gradient"
+)
 _SPACE = _core("vocabulary", "opening", "public_text", "target_space", "target_table")
 _FILTERS = _core("filters", "variety")
 _FULL_GRADIENT = _core("full_gradient", "matching")
@@ -56,8 +58,8 @@ STAGES: dict[str, Stage] = {
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(5, _GENERATION),
-    "generation": Stage(5, _GENERATION),
+    "generation_shard": Stage(6, _GENERATION),
+    "generation": Stage(6, _GENERATION),
     "label_filter": Stage(3, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
     "loss_selection": Stage(
         2,
