@@ -64,7 +64,9 @@ def main() -> None:
         f"{device_name()}; {options.layers} layers, {size / 1e6:,.1f} M parameters in the body; "
         f"{options.examples} examples of {options.tokens} tokens; matrix product {throughput / 1e12:.3g} TFLOP/s"
     )
-    schedule = AdmmSettings(iterations=options.iterations, inner_steps=options.inner_steps, rho=0.1, keep="last")
+    schedule = AdmmSettings(
+        iterations=options.iterations, inner_steps=options.inner_steps, rho=0.1, patience=None, keep="last"
+    )
     projection = ProjectionSettings(rule="nearest-of-likely", candidates=200)
     batch = options.batch or options.examples
     methods = {

@@ -42,7 +42,7 @@ def report(title: str, seconds: dict[str, float], against: str, path: Path | Non
     """Prints milliseconds per example, and by how much each way is faster than one of them; JSON into `path`."""
     print(f"{title}; {facts}")
     for name, value in seconds.items():
-        print(f"  {name:32} {1000 * value:10.2f} ms per example {seconds[against] / value:8.1f} x")
+        print(f"  {name:46} {1000 * value:10.2f} ms per example {seconds[against] / value:8.1f} x")
     if path:
         found = {"title": title, "seconds_per_example": seconds, "device": device_name(), **facts}
         path.write_text(json.dumps(found, indent=2) + "\n")

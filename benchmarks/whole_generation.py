@@ -1,7 +1,7 @@
 """Making texts from beginning to end: gradmm's ADMM and its default search, against the published procedure.
 
     python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --iterations 1
-    python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --batches 100 \
+    python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --batches 20 \
         --dtypes bfloat16 --repeats 1
 
 The first is of one iteration of 30 (T). The second is the whole procedure, some ten minutes of it the published
@@ -63,16 +63,16 @@ def main() -> None:
 
     def add(name: str, work: Workload, settings: GenerationSettings, examples: int) -> None:
         admm = settings.admm.model_copy(update={"iterations": 1})
-        generate = made(work, settings, examples)
+        make = made(work, settings, examples)
         warm_up = made(work, settings.model_copy(update={"admm": admm}), examples)
-        ways[name] = Way(lambda: found.update({name: generate()}), examples, warm_up)
+        ways[name] = Way(lambda: found.update({name: make()}), examples, warm_up)
 
     for dtype in options.dtypes:
         work = replace(Workload.of(options, dtype), target=plain.target)
         for examples in sorted({options.examples, *options.batches}):
             for ending, patience in (("", None), (UNTIL_DONE, PATIENCE)):
                 if ending and options.iterations <= PATIENCE:
-                    continue
+                    continue  # no text would be done
                 settings = GenerationSettings(
                     method="admm",
                     admm=schedule.model_copy(update={"patience": patience}),
