@@ -61,21 +61,22 @@ class HeadGradients:
         Args:
             of_hidden: the products G h_t, where they are at hand.
         """
-        if of_hidden is None:
-            of_hidden = self.hidden @ target.mT
-        products = (self.residual * of_hidden).sum(dim=(1, 2))
+        products = self._factor_products(target, of_hidden)
         return products if self.centre is None else products - (self.centre * target).sum()
 
-    def _with_centre(self, centre: Float[Tensor, "vocab width"]) -> Float[Tensor, " batch"]:
-        """sum_t r_t^T centre h_t."""
-        return (self.residual * (self.hidden @ centre.mT)).sum(dim=(1, 2))
+    def _factor_products(
+        self, matrix: Float[Tensor, "vocab width"], of_hidden: Float[Tensor, "batch response vocab"] | None = None
+    ) -> Float[Tensor, " batch"]:
+        if of_hidden is None:
+            of_hidden = self.hidden @ matrix.mT
+        return (self.residual * of_hidden).sum(dim=(1, 2))
 
     def norms(self) -> Float[Tensor, " batch"]:
         """Frobenius norms, from ||g||^2 = sum_{s,t} (r_s . r_t)(h_s . h_t), and the centre's part of it."""
         gram = (self.residual @ self.residual.mT) * (self.hidden @ self.hidden.mT)
         squares = gram.sum(dim=(1, 2))
         if self.centre is not None:
-            squares = squares - 2 * self._with_centre(self.centre) + self.centre.square().sum()
+            squares = squares - 2 * self._factor_products(self.centre) + self.centre.square().sum()
         # Rounding can take a vanishing norm below zero; the floor also keeps sqrt's gradient finite at zero.
         return squares.clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
 
@@ -87,7 +88,7 @@ class HeadGradients:
         gram = pairs.view(batch, response, batch, response).sum(dim=(1, 3))
         if self.centre is None:
             return gram
-        to_centre = self._with_centre(self.centre)
+        to_centre = self._factor_products(self.centre)
         return gram - to_centre[:, None] - to_centre + self.centre.square().sum()
 
     def matching_losses(

@@ -13,16 +13,18 @@ from gradmm_core.template import TokenisedTemplate
 from tests.conftest import tiny_language_model
 
 
-def hidden_and_matrix() -> tuple[Tensor, Tensor]:
+def hidden_and_matrix(texts: int = 4) -> tuple[Tensor, Tensor]:
     """As they are in a body of bfloat16: in float32, and of few digits."""
     generator = torch.Generator().manual_seed(0)
-    h = 3 * torch.randn(4, 2, 65, generator=generator)
+    h = 3 * torch.randn(texts, 1, 65, generator=generator)
     matrix = torch.randn(700, 65, generator=generator)
     return h.bfloat16().float(), matrix.bfloat16().float()
 
 
-def test_two_products_in_bfloat16_are_nearly_as_exact_as_one_in_float32() -> None:
-    h, matrix = hidden_and_matrix()
+@pytest.mark.parametrize("texts", [1, 2, 3, 100])
+def test_two_products_in_bfloat16_are_nearly_as_exact_as_one_in_float32(texts: int) -> None:
+    """Libraries multiply a vector otherwise than a matrix."""
+    h, matrix = hidden_and_matrix(texts)
     exact = h.double() @ matrix.double().mT
     one = (h.bfloat16() @ matrix.bfloat16().mT).double()
     two = FrozenProduct(matrix, torch.bfloat16)(h)
@@ -34,7 +36,7 @@ def test_two_products_in_bfloat16_are_nearly_as_exact_as_one_in_float32() -> Non
 
 def test_the_gradient_is_that_of_the_product() -> None:
     h, matrix = hidden_and_matrix()
-    slope = torch.randn(4, 2, 700, generator=torch.Generator().manual_seed(1))
+    slope = torch.randn(4, 1, 700, generator=torch.Generator().manual_seed(1))
     h.requires_grad_(True)
     (gradient,) = torch.autograd.grad(FrozenProduct(matrix, torch.bfloat16)(h), [h], slope)
     exact = slope.double() @ matrix.double()
