@@ -141,6 +141,7 @@ def filtered_texts(runs: StageRuns, recipe: Recipe, aim: Aim, generated: StageAr
         wording=wording,
         records={label: records(recipe, label, target) for label in context.labels},
         matching=recipe.target_gradient,
+        loss=recipe.generation.loss,
         settings=recipe.loss_selection,
     )
     return runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)

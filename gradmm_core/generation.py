@@ -64,7 +64,7 @@ def generate(
     title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
     objective: Objective
     if matching.matching == "head":
-        objective = HeadMatching(language_model, template, shard.label, target, space)
+        objective = HeadMatching(language_model, template, shard.label, target, space, settings.loss)
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
     batches = [

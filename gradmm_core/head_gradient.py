@@ -19,6 +19,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradmm_core.matching_loss import matching_loss
+from gradmm_core.settings import MatchingLoss
+
 
 @dataclass(frozen=True)
 class HeadGradients:
@@ -72,13 +75,17 @@ class HeadGradients:
         return (self.residual * of_hidden).sum(dim=(1, 2))
 
     def norms(self) -> Float[Tensor, " batch"]:
-        """Frobenius norms, from ||g||^2 = sum_{s,t} (r_s . r_t)(h_s . h_t), and the centre's part of it."""
+        """Frobenius norms."""
+        return self.squared_norms().sqrt()
+
+    def squared_norms(self) -> Float[Tensor, " batch"]:
+        """||g||^2 = sum_{s,t} (r_s . r_t)(h_s . h_t), and the centre's part of it."""
         gram = (self.residual @ self.residual.mT) * (self.hidden @ self.hidden.mT)
         squares = gram.sum(dim=(1, 2))
         if self.centre is not None:
             squares = squares - 2 * self._factor_products(self.centre) + self.centre.square().sum()
         # Rounding can take a vanishing norm below zero; the floor also keeps sqrt's gradient finite at zero.
-        return squares.clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+        return squares.clamp_min(torch.finfo(gram.dtype).tiny)
 
     def gram(self) -> Float[Tensor, "batch batch"]:
         """<g_i, g_j> for every pair: sum_{s,t} (r_is . r_jt)(h_is . h_jt), and the centre's part of it."""
@@ -92,11 +99,14 @@ class HeadGradients:
         return gram - to_centre[:, None] - to_centre + self.centre.square().sum()
 
     def matching_losses(
-        self, target: Float[Tensor, "vocab width"], of_hidden: Float[Tensor, "batch response vocab"] | None = None
+        self,
+        target: Float[Tensor, "vocab width"],
+        loss: MatchingLoss = "cosine",
+        of_hidden: Float[Tensor, "batch response vocab"] | None = None,
     ) -> Float[Tensor, " batch"]:
-        """1 - cos(g_i, G), between 0 and 2; it is 1 where g_i or G vanishes. `of_hidden`: see `inner_products`."""
-        norms = self.norms() * torch.linalg.matrix_norm(target)
-        return 1 - self.inner_products(target, of_hidden) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        """How far each g_i is from G, as `matching_loss` has it. `of_hidden`: see `inner_products`."""
+        products = self.inner_products(target, of_hidden)
+        return matching_loss(loss, products, self.squared_norms(), target.square().sum())
 
     def clip_scales(self, clipping_norm: float | None) -> Float[Tensor, " batch"]:
         """min(1, C / ||g_i||): what brings each gradient's norm to at most C. `None` clips nothing."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradmm_core.frozen_product import FrozenProduct
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.settings import MatchingLoss
 from gradmm_core.target_space import FULL, TargetSpace
 from gradmm_core.template import TokenisedTemplate
 
@@ -37,7 +38,7 @@ class FreeText:
 
 
 class HeadMatching:
-    """1 - cos between each example's head gradient and the class's target, in its space, in closed form."""
+    """How far each example's head gradient is from the class's target, in its space, in closed form."""
 
     def __init__(
         self,
@@ -46,10 +47,12 @@ class HeadMatching:
         label: int,
         target: Float[Tensor, "rows dimensions"],
         space: TargetSpace = FULL,
+        loss: MatchingLoss = "cosine",
     ) -> None:
         self._lm = language_model
         self._label = label
         self._space = space
+        self._loss: MatchingLoss = loss
         self._free_text = FreeText(language_model, template, label)
         self._target = target.to(language_model.device, language_model.head_dtype)
         # In smaller spaces than the whole head's this product is small.
@@ -84,4 +87,4 @@ class HeadMatching:
             torch.ones_like(response_ids, dtype=torch.bool),
         )
         products = self._products(augmented) if self._products else None
-        return self._space.project(gradients, self._label).matching_losses(self._target, products)
+        return self._space.project(gradients, self._label).matching_losses(self._target, self._loss, products)

@@ -96,6 +96,12 @@ class Recipe(Settings):
             raise ValueError("data.train_split: also named as the validation or test split")
         if self.target_gradient.matching == "full-gradient":
             self._check_full_gradient()
+        by_mean = self.target_gradient.centred and self.generation.matches == "mean"
+        if self.generation.loss == "distance" and not by_mean:
+            raise ValueError(
+                "generation.loss: only a mean gradient has a length, and without target_gradient.centred and "
+                "generation.matches=mean none is known; set cosine"
+            )
         if self.privacy.epsilon is not None:
             self._check_private()
         return self

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what every library's generator takes
+MatchingLoss = Literal["cosine", "distance"]
 
 
 class Settings(BaseModel):
@@ -211,6 +212,11 @@ class GenerationSettings(Settings):
     matches: Literal["mean", "difference"] = Field(
         default="mean",
         description="If the target is centred: texts match the mean gradient that follows, or the target itself.",
+    )
+    loss: MatchingLoss = Field(
+        default="distance",
+        description="Match the direction of the gradient (the paper), or its length too. The latter needs "
+        "target_gradient.centred and matches=mean, from which a mean gradient follows.",
     )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(

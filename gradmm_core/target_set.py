@@ -1,7 +1,7 @@
 """The matching loss of a set of texts, and the subset that matches best.
 
-GRADMM's guarantee (Nguyen et al., ICML 2025) is about the gradient of the *set*. That is the sum of its texts'
-gradients, so with their inner products in hand the loss of any subset, 1 - cos(sum of g_i, G), is closed form.
+GRADMM's guarantee (Nguyen et al., ICML 2025) is about the gradient of the *set*. That is the mean of its texts'
+gradients, so with their inner products in hand the loss of any subset, its mean's, is closed form.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.matching_loss import matching_loss
+from gradmm_core.settings import MatchingLoss
 from gradmm_core.target_space import TargetSpace
 from gradmm_core.template import TokenisedTemplate, head_gradients, length_bucketed, make_batch
 
@@ -26,17 +28,19 @@ ROUNDING = 1e-12
 class TargetSet:
     """What decides the loss of every subset of some texts of one class.
 
-    `gram[i, j]` is <g_i, g_j>; `products[i]` is <g_i, G> / ||G||.
+    `gram[i, j]` is <g_i, g_j>; `products[i]` is <g_i, G>; `target_square` is ||G||^2.
     """
 
     gram: Float[Tensor, "texts texts"]
     products: Float[Tensor, " texts"]
+    target_square: Float[Tensor, ""]
+    kind: MatchingLoss
 
     def loss(self, rows: Sequence[int]) -> float:
-        """1 - cos of the rows' summed gradients and the target; it is 1 where the sum vanishes."""
+        """Of the rows' mean gradient; it is 1 where that vanishes."""
         rows = list(rows)
         square, parts = self.gram[rows][:, rows].sum(), self.gram.diagonal()[rows].sum()
-        return float(1 - _cosines(self.products[rows].sum(), square, parts))
+        return float(self._losses(self.products[rows].sum(), square, parts, len(rows)))
 
     def choose(self, count: int, among: Sequence[int], sweeps: int = 5) -> list[int]:
         """`count` rows with a low loss together: added greedily, one by one, then swapped while that helps.
@@ -63,11 +67,23 @@ class TargetSet:
         to_sum = self.gram[:, chosen].sum(dim=1)
         squares = self.gram[chosen][:, chosen].sum() + 2 * to_sum + self.gram.diagonal()
         parts = self.gram.diagonal()[chosen].sum() + self.gram.diagonal()
-        cosines = _cosines(total, squares, parts)
-        open_to = torch.zeros(len(cosines), dtype=torch.bool)
+        losses = self._losses(total, squares, parts, len(chosen) + 1)
+        open_to = torch.zeros(len(losses), dtype=torch.bool)
         open_to[list(among)] = True
         open_to[chosen] = False
-        return int(cosines.masked_fill(~open_to, -torch.inf).argmax())
+        return int(losses.masked_fill(~open_to, torch.inf).argmin())
+
+    def _losses(
+        self,
+        products: Float[Tensor, "*sets"],
+        squares: Float[Tensor, "*sets"],
+        parts: Float[Tensor, "*sets"],
+        count: int,
+    ) -> Float[Tensor, "*sets"]:
+        """From sums over `count` texts; sums that vanish but for their parts' rounding do vanish."""
+        vanish = squares <= ROUNDING * parts
+        mean, square = (products / count).masked_fill(vanish, 0.0), (squares / count**2).masked_fill(vanish, 0.0)
+        return matching_loss(self.kind, mean, square, self.target_square)
 
 
 @torch.no_grad()
@@ -78,6 +94,7 @@ def target_set(
     label: int,
     target: Float[Tensor, "rows dimensions"],
     space: TargetSpace,
+    kind: MatchingLoss,
     batch_size: int = 64,
 ) -> TargetSet:
     """Reads every text once. Memory: one row of the space and one hidden state for each response token."""
@@ -90,13 +107,4 @@ def target_set(
             residual[i], hidden[i] = r, h
     every = HeadGradients(torch.stack(residual), torch.stack(hidden), centre)
     target = target.to(every.hidden)
-    norm = target.norm().clamp_min(torch.finfo(target.dtype).tiny)  # a target of zero has no direction
-    return TargetSet(every.gram().cpu(), (every.inner_products(target) / norm).cpu())
-
-
-def _cosines(
-    products: Float[Tensor, "*sets"], squares: Float[Tensor, "*sets"], parts: Float[Tensor, "*sets"]
-) -> Float[Tensor, "*sets"]:
-    """Of sums with given squared norms and the target; 0 for sums that vanish but for their parts' rounding."""
-    vanish = squares <= ROUNDING * parts
-    return (products / squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()).masked_fill(vanish, 0.0)
+    return TargetSet(every.gram().cpu(), every.inner_products(target).cpu(), target.square().sum().cpu(), kind)

@@ -7,7 +7,7 @@ from statistics import fmean
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.filters import filter_figures, kept_texts, token_lists
 from gradmm_core.model_reference import ModelReference
-from gradmm_core.settings import LossSelectionSettings, TargetGradientSettings
+from gradmm_core.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
 from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model
 from tasks.stage import Outcome, RunContext, stage_task
@@ -23,6 +23,7 @@ def loss_selection(
     wording: ResponseTemplate,
     records: dict[int, float | None],
     matching: TargetGradientSettings,
+    loss: MatchingLoss,
     settings: LossSelectionSettings,
 ) -> Outcome:
     """Drops duplicates, then keeps the lowest matching losses, or the set that matches best.
@@ -45,7 +46,9 @@ def loss_selection(
             target, space, template, matching, label, records[label], language_model.device
         )
         of_class = token_lists(candidates[candidates["label"] == label])
-        sets[label] = target_set(language_model, template, of_class, label, matched, where, matching.batch_size)
+        sets[label] = target_set(
+            language_model, template, of_class, label, matched, where, loss, matching.batch_size
+        )
     ranked = select_by_loss(candidates, settings, sets)
     figures = filter_figures(ranked, "loss_selection")
     kept_ids = set(ranked[ranked["kept"]]["id"])

@@ -22,7 +22,14 @@ def _core(*names: str) -> tuple[str, ...]:
 
 
 _MODEL = _core(
-    "model_reference", "wording", "frozen_product", "last_positions", "language_model", "template", "head_gradient"
+    "model_reference",
+    "wording",
+    "frozen_product",
+    "last_positions",
+    "language_model",
+    "template",
+    "head_gradient",
+    "matching_loss",
 )
 _SPACE = _core("vocabulary", "opening", "public_text", "target_space", "target_table")
 _FILTERS = _core("filters", "variety")
@@ -39,7 +46,16 @@ _GENERATION = (
     *_FULL_GRADIENT,
     *_SPACE,
     *_core(
-        "projection", "admm", "search", "readable", "compute_meter", "memory", "perplexity", "shards", "generation"
+        "matching_loss",
+        "projection",
+        "admm",
+        "search",
+        "readable",
+        "compute_meter",
+        "memory",
+        "perplexity",
+        "shards",
+        "generation",
     ),
     *_FILTERS,
     "tasks.generation",
@@ -58,11 +74,11 @@ STAGES: dict[str, Stage] = {
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(6, _GENERATION),
-    "generation": Stage(6, _GENERATION),
+    "generation_shard": Stage(7, _GENERATION),
+    "generation": Stage(7, _GENERATION),
     "label_filter": Stage(3, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
     "loss_selection": Stage(
-        2,
+        3,
         (
             *_MODEL,
             *_FILTERS,
@@ -77,7 +93,15 @@ STAGES: dict[str, Stage] = {
     "mechanism_audit": Stage(
         1,
         (
-            *_core("canary_release", "clipped_sum", "head_gradient", "mechanism_audit", "mia_audit", "privacy"),
+            *_core(
+                "canary_release",
+                "clipped_sum",
+                "head_gradient",
+                "matching_loss",
+                "mechanism_audit",
+                "mia_audit",
+                "privacy",
+            ),
             "tasks.mechanism_audit",
         ),
     ),

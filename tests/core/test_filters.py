@@ -76,7 +76,8 @@ def random_set(count: int, seed: int) -> TargetSet:
     """The set losses of `count` texts with random gradients of three coordinates."""
     random = np.random.default_rng([count, seed])
     gradients = torch.from_numpy(random.normal(size=(count, 3)))
-    return TargetSet(gradients @ gradients.mT, gradients @ torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+    target = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    return TargetSet(gradients @ gradients.mT, gradients @ target, target.square().sum(), "distance")
 
 
 @settings(max_examples=50, deadline=None)

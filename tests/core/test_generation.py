@@ -99,9 +99,8 @@ def test_loss_and_tokens_are_those_of_the_text_as_released(
         text = row["text"]
         assert text == text.strip()
         assert row["token_ids"] == phi.encode(text)
-        loss = head_gradients(phi, make_batch(template, [phi.encode(text)], [1], phi.device)).matching_losses(
-            target
-        )
+        gradients = head_gradients(phi, make_batch(template, [phi.encode(text)], [1], phi.device))
+        loss = gradients.matching_losses(target, SETTINGS.loss)
         assert row["matching_loss"] == pytest.approx(float(loss), abs=1e-7)
         assert len(row["loss_history"]) == tried + 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
+from gradmm_core.settings import MatchingLoss
 from gradmm_core.template import head_gradients, make_batch, tokenise_template
 from gradmm_core.wording import ResponseTemplate
 from tests.conftest import tiny_language_model
@@ -73,8 +75,11 @@ def test_losses_come_with_the_logits_of_the_texts_own_tokens(model: LanguageMode
     assert no_logits.shape == (2, 0, len(model.head))
 
 
+@pytest.mark.parametrize("kind", get_args(MatchingLoss))
 @pytest.mark.parametrize("verbaliser", [" good", " not really very good at all"])
-def test_loss_and_its_gradient_equal_double_backward_to_1e_8(model: LanguageModel, verbaliser: str) -> None:
+def test_loss_and_its_gradient_equal_double_backward_to_1e_8(
+    model: LanguageModel, verbaliser: str, kind: MatchingLoss
+) -> None:
     wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: verbaliser}, max_text_tokens=64)
     template = tokenise_template(model, wording)
     response = list(template.responses[1])
@@ -82,7 +87,7 @@ def test_loss_and_its_gradient_equal_double_backward_to_1e_8(model: LanguageMode
     target = torch.randn_like(model.head)
     x = (torch.randn(3, 5, model.embeddings.shape[1], dtype=torch.float64) * 0.2).requires_grad_(True)
 
-    ours = HeadMatching(model, template, 1, target)(x)
+    ours = HeadMatching(model, template, 1, target, loss=kind)(x)
     (our_gradient,) = torch.autograd.grad(ours.sum(), x)
 
     tail = model.embed(torch.tensor(template.tail(1)))[None]
@@ -90,6 +95,8 @@ def test_loss_and_its_gradient_equal_double_backward_to_1e_8(model: LanguageMode
         example = x[i : i + 1].detach().requires_grad_(True)
         g = autograd_head_gradient(model, torch.cat([example, tail], dim=1), response, create_graph=True)
         loss = 1 - F.cosine_similarity(g.flatten(), target.flatten(), dim=0)
+        if kind == "distance":
+            loss = (g - target).square().sum() / target.square().sum()
         (gradient,) = torch.autograd.grad(loss, example)
         assert float((loss - ours[i]).detach().abs()) < 1e-8
         assert float((gradient[0] - our_gradient[i]).abs().max()) < 1e-8
@@ -133,6 +140,8 @@ def test_inner_products_norms_and_losses_equal_those_of_the_matrices(seed: int, 
     assert torch.allclose(gradients.norms(), torch.linalg.matrix_norm(matrices))
     cosine = F.cosine_similarity(matrices.flatten(1), target.flatten()[None])
     assert torch.allclose(gradients.matching_losses(target), 1 - cosine)
+    apart = (matrices - target).square().sum(dim=(1, 2)) / target.square().sum()
+    assert torch.allclose(gradients.matching_losses(target, "distance"), apart)
 
 
 @settings(max_examples=50, deadline=None)
@@ -170,11 +179,12 @@ def test_clipped_sum_has_sensitivity_c_under_add_remove(
     assert float(difference.norm()) <= clipping_norm * (1 + 1e-9)
 
 
-def test_a_vanishing_gradient_has_loss_one_and_a_finite_derivative() -> None:
+@pytest.mark.parametrize("loss", get_args(MatchingLoss))
+def test_a_vanishing_gradient_has_loss_one_and_a_finite_derivative(loss: MatchingLoss) -> None:
     residual = torch.zeros(1, 1, 11, dtype=torch.float64, requires_grad=True)
     gradients = HeadGradients(residual, torch.ones(1, 1, 5, dtype=torch.float64))
-    loss = gradients.matching_losses(torch.ones(11, 5, dtype=torch.float64))
-    assert float(loss.detach()) == 1.0
-    loss.backward()
+    of_text = gradients.matching_losses(torch.ones(11, 5, dtype=torch.float64), loss)
+    assert float(of_text.detach()) == 1.0
+    of_text.backward()
     assert residual.grad is not None
     assert gradients.clip_scales(1.0).isfinite().all()

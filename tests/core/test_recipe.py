@@ -322,7 +322,8 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_a_private_run_refuses_what_reads_or_couples_private_records(
     minimal: Path, override: str, message: str
 ) -> None:
-    public = [override, "generation.method=admm"]  # the full gradient has no other
+    # The full gradient has no other method, and no length to match.
+    public = [override, "generation.method=admm", "generation.loss=cosine"]
     load_recipe(minimal, public)
     assert message in refusal(minimal, *public, "privacy.epsilon=1", "privacy.delta=1e-5")
 
@@ -350,6 +351,15 @@ def test_releases_are_counted_by_where_the_data_come_from(minimal: Path, tmp_pat
     there = load_recipe(minimal, [f"data={{path: {tmp_path}/../{tmp_path.name}}}"])
     assert here.ledger == there.ledger == str(tmp_path.resolve())
     assert load_recipe(minimal, [*hub, "privacy.ledger=patients"]).ledger == "patients"
+
+
+@pytest.mark.parametrize("override", ["target_gradient.centred=false", "generation.matches=difference"])
+def test_a_length_is_matched_only_where_one_is_known(minimal: Path, override: str) -> None:
+    assert load_recipe(minimal).generation.loss == "distance"
+    line = refusal(minimal, override)
+    assert "generation.loss: only a mean gradient has a length" in line
+    assert "set cosine" in line
+    load_recipe(minimal, [override, "generation.loss=cosine"])
 
 
 @pytest.mark.parametrize(
@@ -439,6 +449,7 @@ def test_shipped_presets_are_the_baselines() -> None:
         patience=None,
         keep="last",
     )
+    assert paper.generation.loss == "cosine"
     assert paper.generation.projection == ProjectionSettings(rule="nearest-of-likely", candidates=200)
     assert not paper.target_gradient.uses_public_text
     assert paper.privacy.calibration == "paper"

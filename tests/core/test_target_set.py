@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,22 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.settings import MatchingLoss
 from gradmm_core.target_set import TargetSet, target_set
 from gradmm_core.target_space import FULL, TargetSpace, label_rows
 from gradmm_core.template import head_gradients, make_batch, tokenise_template
 from gradmm_core.wording import ResponseTemplate
 
+KINDS = get_args(MatchingLoss)
 SENTENCES = ["the soup was warm and fresh", "late", "a quiet room", "never again : cold coffee", "rude staff !"]
 
 
-def set_of(gradients: np.ndarray) -> TargetSet:
+def set_of(gradients: np.ndarray, kind: MatchingLoss = "cosine") -> TargetSet:
     """Of gradients given as rows; the target is the first unit vector."""
     rows = torch.from_numpy(gradients)
-    return TargetSet(rows @ rows.mT, rows[:, 0].clone())
+    return TargetSet(rows @ rows.mT, rows[:, 0].clone(), torch.ones((), dtype=torch.float64), kind)
 
 
-def random_set(seed: int, texts: int, width: int) -> TargetSet:
-    return set_of(np.random.default_rng(seed).normal(0.3, 1.0, size=(texts, width)))
+def random_set(seed: int, texts: int, width: int, kind: MatchingLoss = "cosine") -> TargetSet:
+    return set_of(np.random.default_rng(seed).normal(0.3, 1.0, size=(texts, width)), kind)
 
 
 def lowest_loss(sets: TargetSet, count: int, among: Sequence[int]) -> float:
@@ -45,7 +48,7 @@ def greedy(sets: TargetSet, count: int, among: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("kind", ["full", "label-rows", "public-subspace"])
 @pytest.mark.parametrize("verbaliser", [" good", " not really very good at all"])
-def test_the_loss_of_a_set_is_that_of_its_summed_gradients(
+def test_the_loss_of_a_set_is_that_of_its_mean_gradient(
     phi: LanguageModel, verbaliser: str, kind: str, centred: bool
 ) -> None:
     wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: verbaliser}, max_text_tokens=64)
@@ -65,25 +68,34 @@ def test_the_loss_of_a_set_is_that_of_its_summed_gradients(
         space = TargetSpace(space.rows, space.basis, {0: torch.zeros_like(centre), 1: centre})
     target = torch.randn(*shape, generator=random, dtype=torch.float64)
 
-    sets = target_set(phi, template, texts, 1, target, space, batch_size=2)
+    sets = target_set(phi, template, texts, 1, target, space, "cosine", batch_size=2)
+    by_distance = replace(sets, kind="distance")
     every = space.project(gradients, 1).materialise()
     for size in range(1, len(texts) + 1):
         for rows in combinations(range(len(texts)), size):
-            total = every[list(rows)].sum(dim=0).flatten()
-            cosine = torch.nn.functional.cosine_similarity(total, target.flatten(), dim=0)
+            mean = every[list(rows)].mean(dim=0).flatten()
+            cosine = torch.nn.functional.cosine_similarity(mean, target.flatten(), dim=0)
             assert sets.loss(rows) == pytest.approx(1 - float(cosine), abs=1e-6)
-    alone = space.project(gradients, 1).matching_losses(target)
-    assert [sets.loss([i]) for i in range(len(texts))] == pytest.approx(alone.tolist(), abs=1e-6)
+            apart = (mean - target.flatten()).square().sum() / target.square().sum()
+            assert by_distance.loss(rows) == pytest.approx(float(apart), abs=1e-6)
+    for each in (sets, by_distance):
+        alone = space.project(gradients, 1).matching_losses(target, each.kind)
+        assert [each.loss([i]) for i in range(len(texts))] == pytest.approx(alone.tolist(), abs=1e-6)
 
 
-def test_a_sum_that_vanishes_has_loss_one() -> None:
-    sets = set_of(np.array([[1.0, 2.0], [-1.0, -2.0], [0.5, -3.0], [0.0, 0.0]]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mean_that_vanishes_has_loss_one(kind: MatchingLoss) -> None:
+    sets = set_of(np.array([[1.0, 2.0], [-1.0, -2.0], [0.5, -3.0], [0.0, 0.0]]), kind)
     for rows in ([], [0, 1], [3], [0, 1, 3]):
         assert sets.loss(rows) == 1.0
-    assert sets.loss([0, 1, 2]) == pytest.approx(sets.loss([2]))
+    if kind == "cosine":
+        assert sets.loss([0, 1, 2]) == pytest.approx(sets.loss([2]))
+    else:  # the mean of the three is a third as long
+        assert sets.loss([0, 1, 2]) == pytest.approx((0.5 / 3 - 1) ** 2 + 1)
 
 
 choices = {
+    "kind": st.sampled_from(KINDS),
     "seed": st.integers(0, 2**31),
     "texts": st.integers(1, 9),
     "width": st.integers(2, 5),
@@ -94,10 +106,10 @@ choices = {
 @settings(max_examples=150, deadline=None)
 @given(**choices, data=st.data())
 def test_a_choice_is_of_the_rows_asked_for_sorted_and_each_once(
-    seed: int, texts: int, width: int, count: int, data: st.DataObject
+    kind: MatchingLoss, seed: int, texts: int, width: int, count: int, data: st.DataObject
 ) -> None:
     among = data.draw(st.lists(st.integers(0, texts - 1), min_size=1, unique=True))
-    sets = random_set(seed, texts, width)
+    sets = random_set(seed, texts, width, kind)
     chosen = sets.choose(count, among)
     assert chosen == sorted(set(chosen))
     assert set(chosen) <= set(among)
@@ -109,9 +121,9 @@ def test_a_choice_is_of_the_rows_asked_for_sorted_and_each_once(
 @settings(max_examples=150, deadline=None)
 @given(**choices)
 def test_a_choice_is_no_worse_than_the_greedy_one_and_no_swap_betters_it(
-    seed: int, texts: int, width: int, count: int
+    kind: MatchingLoss, seed: int, texts: int, width: int, count: int
 ) -> None:
-    sets = random_set(seed, texts, width)
+    sets = random_set(seed, texts, width, kind)
     among = list(range(0, texts, 2))
     chosen = sets.choose(count, among, sweeps=100)
     loss = sets.loss(chosen)
@@ -172,5 +184,12 @@ def test_a_target_of_zero_has_no_direction(phi: LanguageModel) -> None:
     wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=20)
     template = tokenise_template(phi, wording)
     texts = [phi.encode("the soup was warm"), phi.encode("late again")]
-    sets = target_set(phi, template, texts, 1, torch.zeros_like(phi.head), FULL)
+    sets = target_set(phi, template, texts, 1, torch.zeros_like(phi.head), FULL, "cosine")
     assert sets.loss([0, 1]) == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_distance_longer_texts_make_up_for_shorter_ones(kind: MatchingLoss) -> None:
+    """All point along the target; only two of them have its length, on average."""
+    sets = set_of(np.array([[0.5, 0.0], [0.6, 0.0], [1.5, 0.0], [0.7, 0.0]]), kind)
+    assert sets.choose(2, range(4)) == ([0, 1] if kind == "cosine" else [0, 2])

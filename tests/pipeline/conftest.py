@@ -68,6 +68,7 @@ def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
         # Where nothing but the data decides the target; the tests of the privacy promise have other spaces.
         "target_gradient": {"space": "full", "centred": False},
         "generation": {
+            "loss": "cosine",
             "per_class": 4,
             "shard_size": 2,
             "text_tokens": 5,
