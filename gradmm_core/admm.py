@@ -23,7 +23,8 @@ Embedding = Callable[[Tensor], Tensor]
 class GenerationResult:
     """Texts and how they came about.
 
-    `losses` belong to `token_ids`; `history[t]` are the matching losses of what was tried at iteration t.
+    `losses` belong to `token_ids`, which have `PAD` after a text's end; `history[t]` are the matching losses of
+    what was tried at iteration t.
     """
 
     token_ids: Int[Tensor, "batch tokens"]

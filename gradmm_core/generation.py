@@ -26,6 +26,7 @@ from gradmm_core.perplexity import log_perplexities
 from gradmm_core.projection import Projector
 from gradmm_core.readable import Readable
 from gradmm_core.search import Search
+from gradmm_core.sentence_ends import PAD
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
 from gradmm_core.shards import Shard
 from gradmm_core.target_space import TargetSpace
@@ -53,8 +54,8 @@ def generate(
 
     Args:
         target: of this class, as `target_gradients` returns it; `space` is where it lives.
-        text_tokens: n, the number of tokens that are optimised. Released texts are tokenised afresh, and their
-            matching loss is that of the text as released.
+        text_tokens: n, the number of tokens that are optimised, or written before a text is cut. Released texts
+            are tokenised afresh, and their matching loss is that of the text as released.
 
     Raises:
         InputError: if instruction and text are too long for the model, or its numbers are not finite.
@@ -157,7 +158,7 @@ def _frame(
     meter: ComputeMeter,
 ) -> pd.DataFrame:
     token_ids = torch.cat([r.token_ids for r in results]).tolist()
-    texts = [language_model.decode(ids).strip() for ids in token_ids]
+    texts = [language_model.decode([i for i in ids if i != PAD]).strip() for ids in token_ids]
     released = tokenise_texts(language_model.tokenizer, texts, template.max_text_tokens, "generation")
     frame = pd.DataFrame(
         {

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.sentence_ends import PAD
 from gradmm_core.template import TokenisedTemplate
 
 
@@ -27,7 +28,7 @@ class Readable:
         self._answers = [_words(suffix + response) for response in responses if _words(response).strip()]
 
     def __call__(self, ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, " batch"]:
-        rows = ids.tolist()
+        rows = [[token for token in row if token != PAD] for row in ids.tolist()]
         tokenizer = self._lm.tokenizer
         texts = [text.strip() for text in tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)]
         again = tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -9,14 +9,15 @@ is readable at every moment, because all of it is what the model would write. Fo
             likely after what precedes it, those first that promise most by the gradient of the loss with respect
             to the text's embeddings (one backward pass for all of them)
 
-Better means a lower matching loss plus a price on log-perplexity above that of the model's own texts. The price is
-in units of the draws' standard deviations, so that one setting serves every target, those full of noise too.
+A text is cut where its last sentence ends, so that texts differ in length; one without such an end is the last
+choice. Better means a lower matching loss plus a price on log-perplexity above that of the model's own texts. The
+price is in units of the draws' standard deviations: one setting serves every target, those full of noise too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,7 @@ from gradmm_core.matching import HeadMatching
 from gradmm_core.opening import Opening
 from gradmm_core.public_text import write_texts
 from gradmm_core.readable import Readable
+from gradmm_core.sentence_ends import PAD, SentenceEnds
 from gradmm_core.settings import SearchSettings
 from gradmm_core.vocabulary import AllowedTokens
 
@@ -43,7 +45,7 @@ PASS_SIZE = 128
 
 @dataclass(frozen=True)
 class Texts:
-    """Scored texts; the leading dimensions are all the same."""
+    """Scored texts, with `PAD` after their ends; the leading dimensions are all the same."""
 
     ids: Int[Tensor, "*batch tokens"]
     losses: Float[Tensor, "*batch"]
@@ -122,6 +124,7 @@ class Search:
         self._readable = readable
         self._opening = Opening(language_model, instruction)
         self._settings = settings
+        self._ends = SentenceEnds(language_model) if settings.whole_sentences else None
         vocabulary, device = language_model.embeddings.shape[0], language_model.device
         #: Neither disallowed words nor the rest of a word is put in place of a word.
         self._is_word = torch.zeros(vocabulary, dtype=torch.bool, device=device)
@@ -143,6 +146,8 @@ class Search:
         count, number, tokens = uniforms.shape
         flat = uniforms.reshape(-1, tokens)
         ids = write_texts(self._lm, self._allowed, self._opening, flat, self._settings.top_k)
+        if self._ends:
+            ids = self._ends.cut(ids)
         draws = self._score(ids).shaped(count, number)
         cost = Cost.of_draws(draws, self._settings.fluency)
         texts = draws.best(cost(draws))
@@ -161,25 +166,33 @@ class Search:
 
     @torch.no_grad()
     def _score(self, ids: Int[Tensor, "rows tokens"]) -> Texts:
-        losses, log_perplexities = [], []
-        for part in ids.split(PASS_SIZE):
-            loss, logits = self._objective.with_logits(self._lm.embed_freely(part))
-            losses.append(loss)
+        dtype = self._lm.head_dtype
+        losses, log_perplexities = (torch.empty(len(ids), dtype=dtype, device=ids.device) for _ in range(2))
+        for rows, length in _parts(ids):
+            part = ids[rows, :length]
+            losses[rows], logits = self._objective.with_logits(self._lm.embed_freely(part))
             # A text of one token has none to be surprised by.
-            log_perplexities.append(_surprise(logits, part).sum(dim=1) / max(1, part.shape[1] - 1))
-        return Texts(ids, torch.cat(losses), torch.cat(log_perplexities), self._readable(ids))
+            log_perplexities[rows] = _surprise(logits, part).sum(dim=1) / max(1, length - 1)
+        readable = self._readable(ids)
+        if self._ends:
+            readable = readable & self._ends.complete(ids)
+        return Texts(ids, losses, log_perplexities, readable)
 
     def _edits(self, texts: Texts, cost: Cost) -> Int[Tensor, "examples edits tokens"]:
-        """Texts with one word changed: those for which loss and log-perplexity promise most, to first order."""
-        return torch.cat(
-            [
-                self._edits_of(ids, perplexities, Cost(price, fluent))
-                for ids, perplexities, price, fluent in zip(
-                    *(v.split(PASS_SIZE) for v in (texts.ids, texts.log_perplexities, cost.price, cost.fluent)),
-                    strict=True,
-                )
-            ]
-        )
+        """Texts with one word changed: those for which loss and log-perplexity promise most, to first order.
+
+        A short text has fewer such edits than a long one; the rest of its are itself.
+        """
+        edits = []
+        for rows, length in _parts(texts.ids):
+            of_rows = texts.take(rows)
+            edited = self._edits_of(of_rows.ids[:, :length], of_rows.log_perplexities, cost.take(rows))
+            edits.append((rows, edited))
+        most = max(edited.shape[1] for _, edited in edits)
+        every = texts.ids[:, None].repeat(1, most, 1)
+        for rows, edited in edits:
+            every[rows, : edited.shape[1], : edited.shape[2]] = edited
+        return every
 
     def _edits_of(
         self, ids: Int[Tensor, "examples tokens"], log_perplexities: Float[Tensor, " examples"], cost: Cost
@@ -198,6 +211,8 @@ class Search:
             promise = gain + cost.of_words(log_perplexities[:, None, None] + change)
             fixed = self._continues_word[now]
             fixed[:, :-1] |= self._continues_word[now[:, 1:]]
+            if self._ends:
+                fixed[:, -1] |= self._ends.complete(ids)
             hopeless = fixed[..., None] | (words == now[..., None]) | likely.values.isinf()
             promise = promise.masked_fill(hopeless, math.inf)
             edits = self._settings.edits
@@ -225,6 +240,14 @@ class Search:
             for direction, choices, word in zip(slope.unbind(1), words.unbind(1), now.unbind(1), strict=True)
         ]
         return torch.stack(changes, dim=1)[..., 0]
+
+
+def _parts(ids: Int[Tensor, "rows tokens"]) -> Iterator[tuple[Int[Tensor, " part"], int]]:
+    """Rows of texts of one length, as many as a forward pass takes, and that length."""
+    lengths = (ids != PAD).sum(dim=1)
+    for length in lengths.unique().tolist():
+        for rows in (lengths == length).nonzero()[:, 0].split(PASS_SIZE):
+            yield rows, length
 
 
 def _surprise(

@@ -183,6 +183,11 @@ class SearchSettings(Settings):
     edits: Count = Field(
         default=32, description="Texts tried in a round, with one word changed, chosen by the loss's gradient."
     )
+    whole_sentences: bool = Field(
+        default=True,
+        description="End texts where a sentence ends. text_tokens is the most that a text has, and at least half "
+        "of that is left; a text without such an end is the last choice.",
+    )
     fluency: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.1,
         description="Price of log-perplexity above the draws' mean, in standard deviations of the draws.",

@@ -51,6 +51,7 @@ _GENERATION = (
         "admm",
         "search",
         "readable",
+        "sentence_ends",
         "compute_meter",
         "memory",
         "perplexity",

@@ -161,7 +161,7 @@ def test_admm_costs_what_its_iterations_say(
 def test_search_costs_a_pass_a_trial_and_one_backward_pass_a_round(
     phi: LanguageModel, template: TokenisedTemplate, allowed: AllowedTokens, instruction: int, whole: int
 ) -> None:
-    settings = SearchSettings(draws=6, rounds=1, edits=8)
+    settings = SearchSettings(draws=6, rounds=1, edits=8, whole_sentences=False)
     readable = Readable(phi, template)
     search = Search(phi, matching(phi, template), allowed, readable, INSTRUCTION, settings)
     uniforms = np.random.default_rng(0).random((BATCH, 6, TOKENS))

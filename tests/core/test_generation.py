@@ -110,7 +110,7 @@ def test_searched_texts_are_readable_so_that_they_match_as_they_were_found(
 ) -> None:
     found = texts(phi, template, Shard(1, 0, 0, 8), method="search")
     for row in found.to_dict("records"):
-        assert len(row["token_ids"]) == TOKENS
+        assert TOKENS / 2 < len(row["token_ids"]) <= TOKENS
         assert row["matching_loss"] == pytest.approx(row["loss_history"][-1], abs=1e-9)
         assert bool(Readable(phi, template)(torch.tensor([row["token_ids"]])).all())
     histories = found["loss_history"].tolist()
@@ -189,7 +189,7 @@ def test_token_passes_are_those_of_the_search_shared_among_a_shards_texts(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:
     count = 4
-    search = SearchSettings(draws=6, rounds=1, edits=8)
+    search = SearchSettings(draws=6, rounds=1, edits=8, whole_sentences=False)
     made = texts(phi, template, Shard(1, 0, 0, count), method="search", search=search)
     opening = len(phi.prefix_ids) + len(phi.encode("they said\n"))
     scored = len(template.prefix) + TOKENS + len(template.tail(1))

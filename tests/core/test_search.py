@@ -21,12 +21,16 @@ from gradmm_core.opening import Opening
 from gradmm_core.public_text import write_texts
 from gradmm_core.readable import Readable
 from gradmm_core.search import LIKELY_WORDS, SHARE_OF_A_PLACE, Cost, Search, Texts
+from gradmm_core.sentence_ends import PAD, SentenceEnds
 from gradmm_core.settings import SearchSettings
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
 from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
 
 INSTRUCTION = "they said\n"
 LABEL, TOKENS = 1, 6
+
+#: Random models hardly write a sentence's end; what is cut at one is tested below.
+WHOLE_LENGTH = {"whole_sentences": False}
 
 Verdict = Callable[[Tensor], Tensor]
 
@@ -80,7 +84,7 @@ class Workshop:
     ) -> tuple[GenerationResult, Recorded]:
         readable = Recorded(self.phi, self.template, verdict)
         what = SearchSettings.model_validate(
-            {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
+            WHOLE_LENGTH | {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
         )
         search = self.search(readable, what)
         return search(uniforms(numbers, what.draws, tokens), range(what.rounds)), readable
@@ -221,7 +225,9 @@ def test_scores_are_those_of_plain_passes_in_parts_of_any_size(
     ids = shop.allowed.ids[torch.randint(len(shop.allowed.ids), (7, TOKENS), generator=random)]
     for size in (128, 3):
         monkeypatch.setattr(search_module, "PASS_SIZE", size)
-        texts = shop.search(Recorded(shop.phi, shop.template, few_texts), SearchSettings())._score(ids)
+        texts = shop.search(
+            Recorded(shop.phi, shop.template, few_texts), SearchSettings(whole_sentences=False)
+        )._score(ids)
         assert torch.equal(texts.ids, ids)
         assert torch.allclose(texts.losses, shop.losses(ids), atol=1e-9)
         assert torch.allclose(texts.log_perplexities, shop.log_perplexities(ids), atol=1e-9)
@@ -334,7 +340,9 @@ def test_an_example_is_done_when_a_round_of_it_finds_nothing_better(shop: Worksh
     assert len(tried.tried) == 1 + stalled + 1
     short, _ = shop.run(range(6), any_text, rounds=stalled, fluency=0.0)
     assert torch.equal(short.token_ids, long.token_ids)
-    again = shop.search(tried, SearchSettings(draws=8, rounds=1, edits=12, top_k=50, fluency=0.0))
+    again = shop.search(
+        tried, SearchSettings(draws=8, rounds=1, edits=12, top_k=50, fluency=0.0, whole_sentences=False)
+    )
     cost = Cost(torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64))
     ended = Texts(long.token_ids, long.losses, torch.zeros_like(long.losses), torch.ones(6, dtype=torch.bool))
     assert bool((shop.losses(again._edits(ended, cost)) >= long.losses[:, None]).all())
@@ -443,3 +451,65 @@ def test_the_best_text_of_each_example_comes_with_all_that_is_known_of_it() -> N
     assert best.losses.tolist() == [0.2, 0.2]
     assert best.log_perplexities.tolist() == [3.0, 5.0]
     assert best.readable.tolist() == [True, True]
+
+
+def cut_texts(shop: Workshop, count: int) -> Tensor:
+    """Words with the end of a sentence somewhere, cut there."""
+    random = torch.Generator().manual_seed(3)
+    words = torch.tensor([i for i in shop.allowed.ids.tolist() if shop.phi.decode([i])[:1] == " "])
+    ids = words[torch.randint(len(words), (count, TOKENS), generator=random)]
+    (end,) = shop.phi.encode("late.")[-1:]
+    places = torch.randint(2, TOKENS, (count, 1), generator=random)
+    return SentenceEnds(shop.phi).cut(ids.scatter(1, places, end))
+
+
+def alone(text: Tensor) -> Tensor:
+    return text[text != PAD][None]
+
+
+def test_texts_of_several_lengths_are_scored_as_they_are_alone(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = cut_texts(shop, 20)
+    assert len((ids != PAD).sum(dim=1).unique()) > 2
+    for size in (128, 3):
+        monkeypatch.setattr(search_module, "PASS_SIZE", size)
+        texts = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings())._score(ids)
+        assert torch.allclose(texts.losses, torch.cat([shop.losses(alone(text)) for text in ids]), atol=1e-9)
+        slow = torch.cat([shop.log_perplexities(alone(text)) for text in ids])
+        assert torch.allclose(texts.log_perplexities, slow, atol=1e-9)
+        assert torch.equal(texts.readable, SentenceEnds(shop.phi).complete(ids))
+
+
+def test_texts_of_several_lengths_are_edited_as_they_are_alone_and_keep_their_ends(shop: Workshop) -> None:
+    ids = cut_texts(shop, 20)
+    search = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings(edits=8))
+    texts = search._score(ids)
+    cost = Cost(torch.full((20,), 0.1, dtype=torch.float64), texts.log_perplexities - 0.1)
+    together = search._edits(texts, cost)
+    complete = SentenceEnds(shop.phi).complete(ids)
+    assert complete.any()
+    for row, (text, edits) in enumerate(zip(ids, together, strict=True)):
+        length = int((text != PAD).sum())
+        assert bool((edits[:, length:] == PAD).all())
+        rows = torch.tensor([row])
+        own = search._edits(replace(texts.take(rows), ids=alone(text)), cost.take(rows))[0]
+        assert torch.equal(edits[: len(own), :length], own)
+        assert bool((edits[len(own) :] == text).all())
+        assert bool(((edits != text).sum(dim=1) <= 1).all())
+        if complete[row]:
+            assert bool((edits[:, length - 1] == text[length - 1]).all())
+
+
+def test_texts_end_with_a_sentence_wherever_a_draw_does(shop: Workshop) -> None:
+    result, readable = shop.run(range(12), whole_sentences=True, draws=12)
+    ends, judge = SentenceEnds(shop.phi), Readable(shop.phi, shop.template)
+    draws = readable.tried[0].view(12, 12, TOKENS)
+    lengths = set()
+    for text, loss, of_example in zip(result.token_ids, result.losses, draws, strict=True):
+        assert torch.equal(of_example, ends.cut(of_example))
+        assert bool(ends.complete(text[None])) == bool((ends.complete(of_example) & judge(of_example)).any())
+        assert float(loss) == pytest.approx(float(shop.losses(alone(text))), abs=1e-9)
+        lengths.add(int((text != PAD).sum()))
+    assert len(lengths) > 1
+    assert bool((result.history.diff(dim=0) < 0).any())
