@@ -45,6 +45,7 @@ def main() -> None:
             for rho in options.rhos:
                 settings = GenerationSettings(
                     method="admm",
+                    loss="cosine",
                     admm=AdmmSettings(rho=rho, patience=options.patience),
                     projection=ProjectionSettings(rule=rule, candidates=candidates),
                 )

@@ -194,11 +194,11 @@ def written(
 
 
 def passes_of_a_draw(bench: Bench, rerank: GenerationSettings) -> float:
-    """Token passes of one more draw: it is written, then scored."""
+    """Token passes of one more draw, on average: it is written, cut, then scored."""
     zero = {label: torch.ones_like(bench.language_model.head) for label in bench.template.labels}
     cost = []
     for draws in (1, 2):
-        texts = written(bench, zero, FULL, with_draws(rerank, draws), 1, 0)
+        texts = written(bench, zero, FULL, with_draws(rerank, draws), 20, 0)
         cost.append(texts["token_passes"].mean())
     return cost[1] - cost[0]
 

@@ -70,8 +70,10 @@ def main() -> None:
     projection = ProjectionSettings(rule="nearest-of-likely", candidates=200)
     batch = options.batch or options.examples
     methods = {
-        "ADMM": GenerationSettings(method="admm", admm=schedule, projection=projection, batch_size=batch),
-        "search": GenerationSettings(batch_size=batch),
+        "ADMM": GenerationSettings(
+            method="admm", loss="cosine", admm=schedule, projection=projection, batch_size=batch
+        ),
+        "search": GenerationSettings(loss="cosine", batch_size=batch),
     }
     made(work, methods["search"], 2)()  # what a first pass sets up is not counted
     rows = []

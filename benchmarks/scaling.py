@@ -43,8 +43,8 @@ from gradmm_core.template import tokenise_template
 from gradmm_core.wording import ResponseTemplate
 
 METHODS = {
-    "search": GenerationSettings(),
-    "ADMM, one round": GenerationSettings(method="admm", admm=AdmmSettings(iterations=1)),
+    "search": GenerationSettings(loss="cosine"),
+    "ADMM, one round": GenerationSettings(method="admm", loss="cosine", admm=AdmmSettings(iterations=1)),
 }
 
 

@@ -75,6 +75,7 @@ def main() -> None:
                     continue  # no text would be done
                 settings = GenerationSettings(
                     method="admm",
+                    loss="cosine",
                     admm=schedule.model_copy(update={"patience": patience}),
                     projection=ProjectionSettings(rule="nearest-of-likely", candidates=200),
                     batch_size=examples,

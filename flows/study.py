@@ -145,7 +145,7 @@ class Study:
         if arm.name != "rerank":
             return few_shot(self.recipe) if arm.name == "few-shot" else zero_shot(self.recipe)
         first = self.seeds[0]
-        one, two = (generated_texts(self.quiet, _one_text(rerank(self.recipe, n)), self.aim) for n in (1, 2))
+        one, two = (generated_texts(self.quiet, _few_texts(rerank(self.recipe, n)), self.aim) for n in (1, 2))
         made = (self.product.generated[first], one, two)
         draws = equal_draws(*(each.figures["token_passes_per_text"] for each in made))
         logger.info("rerank chooses among %d texts, which cost as much as one of %s", draws, PRODUCT)
@@ -231,6 +231,7 @@ class _WithoutPages(UiArtifacts):
         pass
 
 
-def _one_text(recipe: Recipe) -> Recipe:
-    """Of each class: enough to see what it costs."""
-    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"per_class": 1})})
+def _few_texts(recipe: Recipe) -> Recipe:
+    """Of each class: enough to see what one costs on average, as texts differ in length."""
+    few = min(20, recipe.generation.per_class)
+    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"per_class": few})})
