@@ -203,7 +203,11 @@ class Search:
         with torch.no_grad():
             # Places 1, 2, ... of the text: nothing before the first word makes another one likely.
             now, place = ids[:, 1:], slope[:, 1:]
-            likely = logits.masked_fill(~self._is_word, -math.inf).topk(min(LIKELY_WORDS, logits.shape[-1]), dim=2)
+            choices = logits.masked_fill(~self._is_word, -math.inf)
+            if self._ends:  # the end of a sentence becomes another end, if anything
+                kept = ~self._ends.complete(ids)[:, None] | self._ends.tokens
+                choices[:, -1] = choices[:, -1].masked_fill(~kept, -math.inf)
+            likely = choices.topk(min(LIKELY_WORDS, choices.shape[-1]), dim=2)
             words = likely.indices
             gain = self._gains(place, words, now)
             of_now = logits.gather(2, now[..., None])
@@ -211,8 +215,6 @@ class Search:
             promise = gain + cost.of_words(log_perplexities[:, None, None] + change)
             fixed = self._continues_word[now]
             fixed[:, :-1] |= self._continues_word[now[:, 1:]]
-            if self._ends:
-                fixed[:, -1] |= self._ends.complete(ids)
             hopeless = fixed[..., None] | (words == now[..., None]) | likely.values.isinf()
             promise = promise.masked_fill(hopeless, math.inf)
             edits = self._settings.edits

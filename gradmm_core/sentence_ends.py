@@ -26,7 +26,12 @@ class SentenceEnds:
 
     A sentence ends with a token that ends in one of `ENDINGS`, closing quotes and brackets after it included, and
     either is the text's last or has a blank after it: that of "3.5" or "a.m" ends nothing.
+
+    Attributes:
+        tokens: which tokens can be such an end.
     """
+
+    tokens: Bool[Tensor, " vocabulary"]
 
     def __init__(self, language_model: LanguageModel) -> None:
         tokenizer, device = language_model.tokenizer, language_model.device
@@ -39,8 +44,8 @@ class SentenceEnds:
             return torch.tensor(verdicts + [False] * (size - len(verdicts)), device=device)
 
         bare = [word.rstrip(CLOSING) for word in spelling]
-        self._ends = those([word.endswith(ENDINGS) for word in bare])
-        self._ends_without_blank = those([word.endswith(ENDINGS_WITHOUT_BLANK) for word in bare])
+        self.tokens = those([word.endswith(ENDINGS) for word in bare])
+        self._without_blank = those([word.endswith(ENDINGS_WITHOUT_BLANK) for word in bare])
         # A SentencePiece token loses its blank when it is decoded by itself.
         after_blank = [
             word[:1].isspace() or piece.startswith("\N{LOWER ONE EIGHTH BLOCK}")
@@ -58,11 +63,11 @@ class SentenceEnds:
         """Whether a sentence ends with each token; `PAD` ends none."""
         text = ids != PAD
         tokens = ids.masked_fill(~text, 0)
-        ended = self._ends[tokens] & text
+        ended = self.tokens[tokens] & text
         closes = self._closes[tokens] & text
         for place in range(1, ids.shape[1]):
             ended[:, place] |= closes[:, place] & ended[:, place - 1]
-        followed = (self._after_blank[tokens] | ~text)[:, 1:] | self._ends_without_blank[tokens][:, :-1]
+        followed = (self._after_blank[tokens] | ~text)[:, 1:] | self._without_blank[tokens][:, :-1]
         return torch.cat([ended[:, :-1] & followed, ended[:, -1:]], dim=1)
 
     def cut(self, ids: Int[Tensor, "texts tokens"]) -> Int[Tensor, "texts tokens"]:

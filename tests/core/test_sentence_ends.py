@@ -71,5 +71,5 @@ def test_some_scripts_end_sentences_without_a_blank(phi: LanguageModel) -> None:
     ends = SentenceEnds(phi)
     first, second = phi.encode("late again")[:2]
     assert not ends(torch.tensor([[first, second]])).any()
-    ends._ends[first] = ends._ends_without_blank[first] = True
+    ends.tokens[first] = ends._without_blank[first] = True
     assert ends(torch.tensor([[first, first]])).tolist() == [[True, True]]
