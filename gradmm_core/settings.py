@@ -225,7 +225,7 @@ class GenerationSettings(Settings):
     )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(
-        default=20, description="'auto': the class's mean; not in private runs."
+        default=20, description="'auto': the class's mean; not in private runs. Whole sentences end sooner."
     )
     admm: AdmmSettings = AdmmSettings()
     search: SearchSettings = SearchSettings()
