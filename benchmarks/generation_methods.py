@@ -212,14 +212,15 @@ def figures(
         sets.append(
             target_set(bench.language_model, bench.template, tokens, label, target[label], space, "distance")
         )
-    by_cosine = [replace(of_class, kind="cosine") for of_class in sets]
+    cosine, of_set = _mean_losses([replace(of_class, kind="cosine") for of_class in sets])
+    distance, distance_of_set = _mean_losses(sets)
     found = text_figures(texts)
     return {
         "texts": len(texts),
-        "matching_loss": _mean_loss(by_cosine),
-        "set_loss": round(fmean(each.loss(range(len(each.products))) for each in by_cosine), 5),
-        "distance": _mean_loss(sets),
-        "set_distance": round(fmean(each.loss(range(len(each.products))) for each in sets), 5),
+        "matching_loss": cosine,
+        "set_loss": of_set,
+        "distance": distance,
+        "set_distance": distance_of_set,
         "shares": [round(float(each.products.mean() / each.target_square), 4) for each in sets],
         "log_perplexity": round(found["mean_log_perplexity"], 3),
         "distinct_2": round(distinct_n(texts["text"], 2), 4),
@@ -229,8 +230,10 @@ def figures(
     }
 
 
-def _mean_loss(sets: list[TargetSet]) -> float:
-    return round(fmean(each.loss([row]) for each in sets for row in range(len(each.products))), 5)
+def _mean_losses(sets: list[TargetSet]) -> tuple[float, float]:
+    """Of the texts, each by itself, and of the classes' sets."""
+    alone = fmean(each.loss([row]) for each in sets for row in range(len(each.products)))
+    return round(alone, 5), round(fmean(each.loss(range(len(each.products))) for each in sets), 5)
 
 
 class Judge:
