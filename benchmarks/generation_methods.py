@@ -252,16 +252,16 @@ class Judge:
         return self.measure(self.trainer.fresh_model())
 
     def real(self, per_class: int, seed: int) -> dict[str, float]:
-        return self.examples(self.rows(per_class, seed), seed)
+        return self._after(self.rows(per_class, seed), seed)
 
     def rows(self, per_class: int, seed: int) -> Examples:
         """Random real ones."""
         return self._train.sample_classes(dict.fromkeys(self._bench.template.labels, per_class), seed)
 
     def texts(self, texts: pd.DataFrame, seed: int) -> dict[str, float]:
-        return self.examples(Examples(token_lists(texts), texts["label"].tolist()), seed)
+        return self._after(Examples(token_lists(texts), texts["label"].tolist()), seed)
 
-    def examples(self, examples: Examples, seed: int) -> dict[str, float]:
+    def _after(self, examples: Examples, seed: int) -> dict[str, float]:
         return self.measure(self.trainer.finetune(examples, self._learning_rate, seed))
 
     def measure(self, model: LanguageModel) -> dict[str, float]:

@@ -5,12 +5,16 @@
     python -m benchmarks.text_choices --table choices.jsonl >> docs/results.md
 
 No search and no ADMM, so that the criterion is all that differs: every seed writes a pool of its own, and every
-choice takes as many texts of each class from it. Intervals are over seeds.
+choice takes as many texts of each class from it. Intervals are over seeds. The surest are those that the model
+itself is surest of, or a linear probe of its hidden states: of real rows, without noise and with that of a
+guarantee, or of other texts of the pool, which have seen no real row.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +22,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmarks.generation_methods import Judge, generation_settings, make_target, mean_and_interval, written
+from benchmarks.probes import TextFeatures, fitted, hidden_means, privately_fitted
 from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from gradmm_core.classification import predict
 from gradmm_core.filters import token_lists
+from gradmm_core.finetune_eval import Examples
+from gradmm_core.privacy import GaussianMechanism
 
-CHOICES = ["as written", "lowest f", "lowest f, of its class", "surest of its class"]
+CHOICES = ["as written", "lowest f", "lowest f, of its class"]
+
+#: Draws the real rows that probes are fitted on.
+PROBE_SEED = 1000
 
 
 def main() -> None:
@@ -31,12 +41,14 @@ def main() -> None:
     if printed_table(parser, markdown):
         return
     add_arguments(parser)
-    parser.add_argument("--pool", type=int, default=800, help="texts of each class to choose from")
+    parser.add_argument("--pool", type=int, default=2000, help="texts of each class to choose from")
     parser.add_argument("--per-class", type=int, default=50)
     parser.add_argument("--records", type=int, default=4000, help="of each class, in the target")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[3e-5, 1e-4])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--probe-records", type=int, default=5000, help="real rows of each class, of probes")
+    parser.set_defaults(epsilons=[1.0, 0.05], delta=1e-5)
     options = parser.parse_args()
     options.space, options.epsilon = "default", None
     bench = bench_of(options)
@@ -47,17 +59,64 @@ def main() -> None:
 
     before = judges[options.learning_rates[0]].before()
     report(shared | {"choice": "before", "learning_rate": None, "seed": 0} | before, options.json)
+    probing = Probing(bench, judges[options.learning_rates[0]].rows(options.probe_records, PROBE_SEED))
     for seed in options.seeds:
         settings = generation_settings(options, "zero-shot")
         pool = written(bench, target, space, settings, options.pool, seed)
         pool["probability"] = own_probabilities(bench, pool)
+        surest = {"the model": pool["probability"]} | probing.of_pool(pool, options.epsilons, options.delta)
         for rate, judge in judges.items():
             here = shared | {"learning_rate": rate, "seed": seed}
             report(here | {"choice": "real"} | judge.real(options.per_class, seed), options.json)
-            for choice in CHOICES:
-                texts = chosen(pool, choice, options.per_class)
+            choices = {choice: chosen(pool, choice, options.per_class) for choice in CHOICES}
+            for name, sureness in surest.items():
+                choices[f"surest by {name}"] = highest(pool, sureness, options.per_class)
+            for choice, texts in choices.items():
                 loss = {"matching_loss": round(float(texts["matching_loss"].mean()), 4)}
                 report(here | {"choice": choice} | loss | judge.texts(texts, seed), options.json)
+
+
+class Probing:
+    """How sure linear probes are of texts' classes."""
+
+    def __init__(self, bench: Bench, real: Examples) -> None:
+        self._bench = bench
+        self._raw = hidden_means(bench.language_model, real.texts)
+        self._columns = self._columns_of(real.labels)
+
+    def of_pool(self, pool: pd.DataFrame, epsilons: Sequence[float], delta: float) -> dict[str, pd.Series]:
+        """By probe: of each text's own class. Half of the pool is for its own probe, and has NaN by that."""
+        raw = hidden_means(self._bench.language_model, token_lists(pool))
+        space = TextFeatures.standardised_by(raw)
+        real, texts, columns = space.of(self._raw), space.of(raw), self._columns_of(pool["label"])
+        other = pool.groupby("label").cumcount().to_numpy() % 2 == 1
+        probes = {"a probe of real rows": fitted(real, self._columns)}
+        for epsilon in epsilons:
+            mechanism = GaussianMechanism(
+                epsilon=epsilon,
+                delta=delta,
+                clipping_norm=math.sqrt(2),
+                adjacency="add-or-remove",
+                calibration="analytic",
+            )
+            probes[f"a probe, epsilon {epsilon:g}"] = privately_fitted(real, self._columns, mechanism)
+        written_ones = "a probe of written texts"
+        probes[written_ones] = fitted(texts[other], columns[other])
+        found = {
+            name: pd.Series(probe.log_probabilities(texts)[np.arange(len(pool)), columns], index=pool.index)
+            for name, probe in probes.items()
+        }
+        found[written_ones][other] = np.nan
+        return found
+
+    def _columns_of(self, labels: Iterable[int]) -> NDArray[np.int64]:
+        return np.array([self._bench.template.labels.index(label) for label in labels])
+
+
+def highest(pool: pd.DataFrame, values: pd.Series, per_class: int) -> pd.DataFrame:
+    """Texts of each class with the highest values; those without any are the last."""
+    order = values.sort_values(ascending=False, kind="stable").index
+    return pool.loc[order].groupby("label").head(per_class)
 
 
 def own_probabilities(bench: Bench, texts: pd.DataFrame) -> NDArray[np.float64]:
@@ -72,8 +131,6 @@ def chosen(pool: pd.DataFrame, choice: str, per_class: int) -> pd.DataFrame:
         pool = pool[pool["probability"] > 1 / pool["label"].nunique()]
     if choice.startswith("lowest f"):
         pool = pool.sort_values("matching_loss", kind="stable")
-    if choice == "surest of its class":
-        pool = pool.sort_values("probability", ascending=False, kind="stable")
     return pool.groupby("label").head(per_class)
 
 
