@@ -30,7 +30,7 @@ from gradmm_core.filters import token_lists
 from gradmm_core.finetune_eval import Examples
 from gradmm_core.privacy import GaussianMechanism
 
-CHOICES = ["as written", "lowest f", "lowest f, of its class"]
+CHOICES = ["as written", "lowest loss", "lowest loss, of its class"]
 
 #: Draws the real rows that probes are fitted on.
 PROBE_SEED = 1000
@@ -127,9 +127,9 @@ def own_probabilities(bench: Bench, texts: pd.DataFrame) -> NDArray[np.float64]:
 
 
 def chosen(pool: pd.DataFrame, choice: str, per_class: int) -> pd.DataFrame:
-    if choice == "lowest f, of its class":
+    if choice == "lowest loss, of its class":
         pool = pool[pool["probability"] > 1 / pool["label"].nunique()]
-    if choice.startswith("lowest f"):
+    if choice.startswith("lowest loss"):
         pool = pool.sort_values("matching_loss", kind="stable")
     return pool.groupby("label").head(per_class)
 
@@ -143,7 +143,7 @@ def markdown(rows: pd.DataFrame) -> str:
         rates = sorted(part["learning_rate"].dropna().unique())
         lines += ["", f"**{recipe}, {model}, {per_class} texts of each class out of {pool}, {steps} steps**", ""]
         heads = [f"{rate:g}: {name}" for rate in rates for name in ("accuracy", "AUC")]
-        lines += ["| choice | mean f | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+        lines += ["| choice | mean loss | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
         for choice, of_choice in part.groupby("choice", sort=False):
             loss = of_choice["matching_loss"].mean()
             cells = [f"{of_choice['seed'].nunique()}", "" if np.isnan(loss) else f"{loss:.4f}"]
