@@ -82,13 +82,13 @@ class Probing:
     def __init__(self, bench: Bench, real: Examples) -> None:
         self._bench = bench
         self._raw = hidden_means(bench.language_model, real.texts)
-        self._columns = self._columns_of(real.labels)
+        self._columns = columns_of(bench, real.labels)
 
     def of_pool(self, pool: pd.DataFrame, epsilons: Sequence[float], delta: float) -> dict[str, pd.Series]:
         """By probe: of each text's own class. Half of the pool is for its own probe, and has NaN by that."""
         raw = hidden_means(self._bench.language_model, token_lists(pool))
         space = TextFeatures.standardised_by(raw)
-        real, texts, columns = space.of(self._raw), space.of(raw), self._columns_of(pool["label"])
+        real, texts, columns = space.of(self._raw), space.of(raw), columns_of(self._bench, pool["label"])
         other = pool.groupby("label").cumcount().to_numpy() % 2 == 1
         probes = {"a probe of real rows": fitted(real, self._columns)}
         for epsilon in epsilons:
@@ -109,9 +109,6 @@ class Probing:
         found[written_ones][other] = np.nan
         return found
 
-    def _columns_of(self, labels: Iterable[int]) -> NDArray[np.int64]:
-        return np.array([self._bench.template.labels.index(label) for label in labels])
-
 
 def highest(pool: pd.DataFrame, values: pd.Series, per_class: int) -> pd.DataFrame:
     """Texts of each class with the highest values; those without any are the last."""
@@ -122,8 +119,12 @@ def highest(pool: pd.DataFrame, values: pd.Series, per_class: int) -> pd.DataFra
 def own_probabilities(bench: Bench, texts: pd.DataFrame) -> NDArray[np.float64]:
     """Of each text's own class, as the model before fine-tuning sees it."""
     probabilities = predict(bench.language_model, bench.template, token_lists(texts), 64).probabilities
-    columns = [bench.template.labels.index(label) for label in texts["label"]]
-    return probabilities.double().numpy()[np.arange(len(texts)), columns]
+    return probabilities.double().numpy()[np.arange(len(texts)), columns_of(bench, texts["label"])]
+
+
+def columns_of(bench: Bench, labels: Iterable[int]) -> NDArray[np.int64]:
+    """Where each label's class is among the template's."""
+    return np.array([bench.template.labels.index(label) for label in labels])
 
 
 def chosen(pool: pd.DataFrame, choice: str, per_class: int) -> pd.DataFrame:
