@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     options.space, options.epsilon = "full", None
     bench = bench_of(options)
-    target, space = make_target(bench, options)
+    target, space, _ = make_target(bench, options)
     print(
         "| rule | k | rho | first f | last f | best f | log-perplexity | passes | seconds per text |\n"
         + "|---" * 9

@@ -22,13 +22,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
+import numpy as np
 import pandas as pd
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks.rows import printed_table, report
-from benchmarks.target_spaces import Bench, Records, add_arguments, bench_of
+from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from deployments.recipe_files import find_preset, find_recipe
 from gradmm_core.classification import class_logits
 from gradmm_core.filters import text_figures, token_lists
@@ -38,10 +39,12 @@ from gradmm_core.intervals import mean_over_seeds
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.model_reference import resolve_model
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.probe import Probe, fit_probe
 from gradmm_core.recipe import load_recipe
+from gradmm_core.release_norms import ReleaseNorms, probe_dimensions
 from gradmm_core.settings import FinetuneEvalSettings, GenerationSettings, MatchingLoss, TargetGradientSettings
 from gradmm_core.shards import Shard
-from gradmm_core.target_gradient import TargetSums
+from gradmm_core.target_gradient import target_sums
 from gradmm_core.target_set import TargetSet, target_set
 from gradmm_core.target_space import FULL, TargetSpace, make_target_space, public_texts
 from gradmm_core.template import tokenise_texts
@@ -53,7 +56,8 @@ METHODS: dict[str, tuple[str | None, list[str]]] = {
     "rerank": ("rerank", []),
     "rerank by cosine": ("rerank", ["generation.loss=cosine"]),
     "search": (None, []),
-    "search by cosine": (None, ["generation.loss=cosine"]),
+    "search without a probe": (None, ["generation.probe_weight=0"]),
+    "search by cosine": (None, ["generation.loss=cosine", "generation.probe_weight=0"]),
     "paper, one round": ("paper", ["generation.admm.iterations=1"]),
     "paper": ("paper", []),
 }
@@ -80,7 +84,9 @@ def main() -> None:
         return
     add_arguments(parser)
     parser.add_argument(
-        "--methods", nargs="+", default=["real", "zero-shot", "search", "rerank", "paper, one round"]
+        "--methods",
+        nargs="+",
+        default=["real", "zero-shot", "search", "search without a probe", "rerank", "paper, one round"],
     )
     parser.add_argument("--per-class", type=int, default=50)
     parser.add_argument("--records", type=int, default=4000, help="of each class, in the target")
@@ -92,7 +98,7 @@ def main() -> None:
     parser.add_argument("--no-accuracy", action="store_true")
     options = parser.parse_args()
     bench = bench_of(options)
-    target, space = make_target(bench, options)
+    target, space, probe = make_target(bench, options)
     judge = None if options.no_accuracy else Judge(bench, options.learning_rate, options.steps)
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "space": options.space}
     shared |= {"epsilon": options.epsilon}
@@ -112,7 +118,7 @@ def main() -> None:
             if method.startswith("rerank"):
                 settings = with_draws(settings, draws[settings.loss])
             started = time.perf_counter()
-            texts = written(bench, target, space, settings, options.per_class, seed)
+            texts = written(bench, target, space, settings, options.per_class, seed, probe)
             row = figures(bench, texts, target, space) | {"seconds": round(time.perf_counter() - started, 1)}
             if method.startswith("search"):
                 rerank = generation_settings(options, "rerank")
@@ -137,17 +143,23 @@ def with_draws(settings: GenerationSettings, draws: int) -> GenerationSettings:
     return settings.model_copy(update={"search": settings.search.model_copy(update={"draws": draws})})
 
 
-def make_target(bench: Bench, options: argparse.Namespace) -> tuple[dict[int, torch.Tensor], TargetSpace]:
-    """As the pipeline makes it, from at most `--records` of each class."""
-    records = Records(bench, options.records)
-    clipping_norm = options.clipping_norm
+def make_target(
+    bench: Bench, options: argparse.Namespace
+) -> tuple[dict[int, torch.Tensor], TargetSpace, Probe | None]:
+    """As the pipeline makes it, from at most `--records` rows of each class. The whole head has no probe."""
+    clipping_norm, train = options.clipping_norm, bench.splits.train
+    random = np.random.default_rng(0)
+    rows = [
+        row
+        for label in bench.template.labels
+        for row in random.permutation(train.of_class(label))[: options.records]
+    ]
+    data = train.take(rows)
     if options.space == "full":
-        return records.clipped_sums(FULL, clipping_norm), FULL
-    settings = TargetGradientSettings()
-    instructions = {c.label: c.instruction for c in bench.recipe.classes}
-    texts = public_texts(bench.language_model, bench.template, instructions, settings)
-    space, public = make_target_space(bench.language_model, bench.template, texts, settings, clipping_norm)
-    values = records.clipped_sums(space, clipping_norm)
+        settings = TargetGradientSettings(space="full", centred=False, probe_share=0.0)
+        sums = target_sums(bench.language_model, bench.template, data, settings, clipping_norm, None)
+        return sums.values, FULL, None
+    settings, mechanism = TargetGradientSettings(), None
     if options.epsilon is not None:
         mechanism = GaussianMechanism(
             epsilon=options.epsilon,
@@ -156,12 +168,22 @@ def make_target(bench: Bench, options: argparse.Namespace) -> tuple[dict[int, to
             adjacency="add-or-remove",
             calibration="analytic",
         )
-        values = TargetSums(values, dict.fromkeys(values, 0), dict.fromkeys(values, 0.0), 0.0).release(mechanism)
+    instructions = {c.label: c.instruction for c in bench.recipe.classes}
+    texts = public_texts(bench.language_model, bench.template, instructions, settings)
+    norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
+    dimensions = probe_dimensions(settings, clipping_norm, mechanism, len(data))
+    space, public = make_target_space(
+        bench.language_model, bench.template, texts, settings, norms.gradient, dimensions
+    )
+    sums = target_sums(bench.language_model, bench.template, data, settings, clipping_norm, mechanism, space)
+    values, moments = sums.release(mechanism)
     means = {
-        label: space.mean_gradient(value, label, float(records.count(label)), public[label].clip_scale)
+        label: space.mean_gradient(value, label, float(sums.records[label]), public[label].clip_scale)
         for label, value in values.items()
     }
-    return means, space.without_centres()
+    assert space.features is not None
+    assert moments is not None
+    return means, space.without_centres(), fit_probe(space.features, moments)
 
 
 def written(
@@ -171,6 +193,7 @@ def written(
     settings: GenerationSettings,
     per_class: int,
     seed: int,
+    probe: Probe | None = None,
 ) -> pd.DataFrame:
     tokens = bench.recipe.generation.text_tokens
     assert isinstance(tokens, int)
@@ -187,6 +210,7 @@ def written(
             TargetGradientSettings(),
             settings,
             seed,
+            probe,
         )
         for category in bench.recipe.classes
     ]

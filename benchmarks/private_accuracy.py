@@ -30,6 +30,7 @@ from gradmm_core.model_reference import ModelReference, resolve_model
 from gradmm_core.opening import Opening
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.public_text import write_texts
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.settings import FinetuneEvalSettings, TargetGradientSettings
 from gradmm_core.target_gradient import TargetSums
 from gradmm_core.target_space import TargetSpace, make_target_space, public_texts
@@ -100,7 +101,8 @@ def by_target(
             row = {"space": name, "target": "public", "mean_loss_of_chosen": round(loss, 4)}
             yield row | judge.accuracy(examples)
         values = records.clipped_sums(space, clipping_norm)
-        sums = TargetSums(values, dict.fromkeys(values, 0), dict.fromkeys(values, 0.0), 0.0)
+        norms = ReleaseNorms.of(clipping_norm, probe_share=0.0)
+        sums = TargetSums(values, dict.fromkeys(values, 0), dict.fromkeys(values, 0.0), 0.0, norms)
         for epsilon in [None, *options.epsilons]:
             if calibration == "paper" and (epsilon is None or epsilon > 1):
                 continue  # the same as the next space; not proved
@@ -113,7 +115,7 @@ def by_target(
                     adjacency="add-or-remove",
                     calibration="paper" if calibration == "paper" else "analytic",
                 )
-            noisy = sums.release(mechanism)
+            noisy, _ = sums.release(mechanism)
             row = {"space": name, "calibration": calibration, "epsilon": epsilon}
             row["cosine"] = round(statistics.fmean(sums.cosines(noisy).values()), 3)
             ways = {"sum": (noisy, space)}

@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     options.space, options.epsilon = "default", None
     bench = bench_of(options)
-    target, space = make_target(bench, options)
+    target, space, _ = make_target(bench, options)
     judges = {rate: Judge(bench, rate, options.steps) for rate in options.learning_rates}
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "per_class": options.per_class}
     shared |= {"steps": options.steps, "pool": options.pool}

@@ -220,12 +220,14 @@ def _audit(options: argparse.Namespace) -> int:
     from deployments.summary import print_audit
     from gradmm_core.canary_release import audit_release
     from gradmm_core.privacy import gaussian_mechanism
+    from gradmm_core.release_norms import ReleaseNorms
 
     recipe = read_recipe(options.recipe, options)
     mechanism = gaussian_mechanism(recipe.privacy)
     if mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
-    audit = audit_release(mechanism, recipe.mechanism_audit, recipe.seed)
+    norms = ReleaseNorms.of(mechanism.clipping_norm, recipe.target_gradient.probe_share)
+    audit = audit_release(mechanism, norms, recipe.mechanism_audit, recipe.seed)
     print_audit(audit, mechanism)
     return OK if audit.passes else OURS
 

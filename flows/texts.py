@@ -13,6 +13,7 @@ from gradmm_core.model_reference import ModelReference
 from gradmm_core.preflight import expected_cosines, preflight_lines
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe
+from gradmm_core.release_norms import ReleaseNorms, probe_dimensions
 from gradmm_core.shards import plan_shards
 from gradmm_core.wording import ResponseTemplate
 from tasks.category_balance import category_balance as category_balance_stage
@@ -82,7 +83,13 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     }
     if mechanism and mechanism.safe:
         privacy_budget(context, making)
-        runs.run(mechanism_audit_stage, mechanism=mechanism, settings=recipe.mechanism_audit, seed=recipe.seed)
+        runs.run(
+            mechanism_audit_stage,
+            mechanism=mechanism,
+            probe_share=recipe.target_gradient.probe_share,
+            settings=recipe.mechanism_audit,
+            seed=recipe.seed,
+        )
     data = dataset_fingerprint(context)
     if drawn:
         assert mechanism is None
@@ -142,6 +149,7 @@ def filtered_texts(runs: StageRuns, recipe: Recipe, aim: Aim, generated: StageAr
         records={label: records(recipe, label, target) for label in context.labels},
         matching=recipe.target_gradient,
         loss=recipe.generation.loss,
+        probe_weight=recipe.generation.probe_weight,
         settings=recipe.loss_selection,
     )
     return runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
@@ -155,19 +163,21 @@ def public_space(
     mechanism: GaussianMechanism | None,
 ) -> StageArtifact | None:
     """Where the target lives; None where nothing public decides it. Private runs are told what to expect of it."""
-    settings = recipe.target_gradient
+    settings, privacy = recipe.target_gradient, recipe.privacy
     if not (settings.uses_public_text or mechanism):
         return None
+    norms = ReleaseNorms.of(privacy.clipping_norm, settings.probe_share)
     space = runs.run(
         target_space_stage,
         model=model,
         wording=wording,
         instructions={c.label: c.instruction for c in recipe.classes},
         settings=settings,
-        clipping_norm=recipe.privacy.clipping_norm,
+        clipping_norm=norms.gradient,
+        probe_dimensions=probe_dimensions(settings, privacy.clipping_norm, mechanism, privacy.declared_records),
     )
-    if mechanism and recipe.privacy.declared_records:
-        expected = expected_cosines(mechanism, space.figures, recipe.privacy.declared_records)
+    if mechanism and privacy.declared_records:
+        expected = expected_cosines(mechanism, norms, space.figures, privacy.declared_records)
         for line in preflight_lines(expected, recipe.class_names):
             logger.info("%s", line)
     return space if settings.uses_public_text else None

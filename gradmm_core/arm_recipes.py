@@ -47,7 +47,7 @@ def few_shot(recipe: Recipe) -> Recipe:
 
 
 def rerank(recipe: Recipe, draws: int) -> Recipe:
-    """The recipe with the best matching of so many written texts for each example, and no word changed."""
+    """The recipe with the best matching of so many written texts for each example, no word changed, no probe."""
     return _with_search(recipe, draws)
 
 
@@ -178,7 +178,8 @@ def _check_sizes(recipe: Recipe, sizes: Sequence[int]) -> None:
 
 def _with_search(recipe: Recipe, draws: int) -> Recipe:
     search = recipe.generation.search.model_copy(update={"draws": draws, "rounds": 0, "fluency": 0.0})
-    generation = recipe.generation.model_copy(update={"method": "search", "search": search})
+    update = {"method": "search", "search": search, "probe_weight": 0.0}
+    generation = recipe.generation.model_copy(update=update)
     return recipe.model_copy(update={"generation": generation})
 
 

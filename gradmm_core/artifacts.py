@@ -202,10 +202,5 @@ def _as_table(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
 
 def _check_schema(stage: str, schema: pa.Schema, where: str) -> None:
     expected = SCHEMAS[stage]
-    if [(f.name, _shape(f.type)) for f in schema] != [(f.name, _shape(f.type)) for f in expected]:
+    if [(f.name, f.type) for f in schema] != [(f.name, f.type) for f in expected]:
         raise ValueError(f"{where} does not have the schema of {stage}: {schema} is not {expected}")
-
-
-def _shape(kind: pa.DataType) -> str:
-    """A type's name. The width of a vector depends on the model, so any fixed width will do."""
-    return f"vector<{kind.value_type}>" if pa.types.is_fixed_size_list(kind) else str(kind)

@@ -1,8 +1,6 @@
-"""What the mechanism's audit is run on: the clipping and the noise of a real release."""
+"""What the mechanism's audit is run on: the clipping and the noise of a real release, of all its parts."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import torch
@@ -11,13 +9,16 @@ from gradmm_core.clipped_sum import ClippedSum
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.settings import MechanismAuditSettings
 
 
-def audit_release(mechanism: GaussianMechanism, settings: MechanismAuditSettings, seed: int) -> MechanismAudit:
+def audit_release(
+    mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int
+) -> MechanismAudit:
     """Puts canaries through the mechanism of a release. No private data are needed."""
     return mechanism_audit(
-        CanaryRelease(mechanism),
+        CanaryRelease(mechanism, norms),
         mechanism,
         settings.draws_of(mechanism.sampler),
         settings.canaries,
@@ -28,28 +29,38 @@ def audit_release(mechanism: GaussianMechanism, settings: MechanismAuditSettings
 
 
 class CanaryRelease:
-    """The clipping and the noise of a target's release, for canaries: dense gradients of the audit's making."""
+    """The clipping and the noise of a target's release, for canaries: dense vectors of the audit's making.
 
-    #: Rows and columns of a canary: more coordinates than the audit has canaries, so that they can be orthogonal.
-    SHAPE = (4, 128)
+    A part of a canary has as much of its coordinates as the part has of the squared clipping norm: one in a random
+    direction is about as far beyond each part's norm.
+    """
 
-    def __init__(self, mechanism: GaussianMechanism) -> None:
+    #: Rows of a part's matrix, and coordinates: more than the audit has canaries, so that they can be orthogonal.
+    ROWS, DIMS = 4, 512
+
+    def __init__(self, mechanism: GaussianMechanism, norms: ReleaseNorms) -> None:
         self._mechanism = mechanism
+        whole = sum(norm**2 for norm in norms)
+        columns = self.DIMS // self.ROWS
+        self._parts = [(norm, round(columns * norm**2 / whole)) for norm in norms if norm > 0]
 
     @property
     def dims(self) -> int:
-        return math.prod(self.SHAPE)
+        return self.ROWS * sum(columns for _, columns in self._parts)
 
     def sum_of(self, records: np.ndarray) -> np.ndarray:
-        """Of the records' clipped gradients (records x dims): by the code that sums those of real records."""
+        """Of the records' clipped vectors (records x dims): by the code that sums those of real records."""
         if not len(records):
             return np.zeros(self.dims)
-        dense = torch.from_numpy(records).view(-1, *self.SHAPE)
-        # As factors: a one in row t of the residual, and row t of the gradient for its hidden state.
-        rows = torch.eye(self.SHAPE[0], dtype=torch.float64).expand(len(dense), -1, -1)
-        gradients = HeadGradients(rows, dense)
-        summed = ClippedSum().add(gradients, self._mechanism.clipping_norm, self._mechanism)
-        return summed.total.flatten().numpy()
+        begin, sums = 0, []
+        for norm, columns in self._parts:
+            end = begin + self.ROWS * columns
+            dense = torch.from_numpy(records[:, begin:end]).view(-1, self.ROWS, columns)
+            # As factors: a one in row t of the residual, and row t of the gradient for its hidden state.
+            rows = torch.eye(self.ROWS, dtype=torch.float64).expand(len(dense), -1, -1)
+            sums.append(ClippedSum().add(HeadGradients(rows, dense), norm, self._mechanism).total.flatten())
+            begin = end
+        return torch.cat(sums).numpy()
 
     def noise(self, count: int) -> np.ndarray:
         """Of so many releases (count x dims)."""

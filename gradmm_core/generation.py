@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,6 +23,7 @@ from gradmm_core.matching import HeadMatching
 from gradmm_core.memory import in_parts_that_fit
 from gradmm_core.opening import Opening
 from gradmm_core.perplexity import log_perplexities
+from gradmm_core.probe import Probe
 from gradmm_core.projection import Projector
 from gradmm_core.readable import Readable
 from gradmm_core.search import Search
@@ -30,8 +31,12 @@ from gradmm_core.sentence_ends import PAD
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
 from gradmm_core.shards import Shard
 from gradmm_core.target_space import TargetSpace
-from gradmm_core.template import TokenisedTemplate, tokenise_texts
+from gradmm_core.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_texts
+from gradmm_core.text_features import text_means
 from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
+
+#: Texts per forward pass where a probe reads them.
+PROBED_TOGETHER = 64
 
 
 def generate(
@@ -46,6 +51,7 @@ def generate(
     matching: TargetGradientSettings,
     settings: GenerationSettings,
     seed: int,
+    probe: Probe | None = None,
 ) -> pd.DataFrame:
     """The texts of one shard, with the columns of the stage `generation`.
 
@@ -54,6 +60,7 @@ def generate(
 
     Args:
         target: of this class, as `target_gradients` returns it; `space` is where it lives.
+        probe: judges texts by their hidden states; None if none was released.
         text_tokens: n, the number of tokens that are optimised, or written before a text is cut. Released texts
             are tokenised afresh, and their matching loss is that of the text as released.
 
@@ -65,7 +72,9 @@ def generate(
     title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
     objective: Objective
     if matching.matching == "head":
-        objective = HeadMatching(language_model, template, shard.label, target, space, settings.loss)
+        objective = HeadMatching(
+            language_model, template, shard.label, target, space, settings.loss, probe, settings.probe_weight
+        )
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
     batches = [
@@ -75,7 +84,9 @@ def generate(
     with ComputeMeter(language_model) as meter:
         solve = _search(task) if settings.method == "search" else _admm(task)
         results = [result for batch in batches for result in in_parts_that_fit(solve, batch)]
-    return _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
+    frame = _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
+    losses = _probe_losses(language_model, template, probe, frame["token_ids"].tolist(), shard.label)
+    return frame.assign(probe_loss=losses)
 
 
 def generation_figures(texts: pd.DataFrame) -> dict[str, Any]:
@@ -187,6 +198,24 @@ def _check_finite(frame: pd.DataFrame, language_model: LanguageModel) -> None:
         if language_model.tokenizer.bos_token_id is not None:
             problem = "the model gives texts a log-perplexity that is not finite"
         raise InputError(problem, "generation.text_tokens", "write longer texts, or use another model")
+
+
+@torch.no_grad()
+def _probe_losses(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    probe: Probe | None,
+    texts: list[list[int]],
+    label: int,
+) -> Float[np.ndarray, " texts"]:
+    """Of the texts as they will be read; NaN without a probe."""
+    losses = np.full(len(texts), np.nan)
+    if probe is not None:
+        for rows in length_bucketed([len(text) for text in texts], PROBED_TOGETHER):
+            batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
+            means = text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
+            losses[rows] = probe.losses(means, label).cpu().numpy()
+    return losses
 
 
 @torch.no_grad()

@@ -104,6 +104,25 @@ class LanguageModel:
             out = self.model.base_model(input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False)
         return out.last_hidden_state
 
+    def layers(
+        self,
+        input_ids: Int[Tensor, "batch tokens"] | None = None,
+        inputs_embeds: Float[Tensor, "batch tokens hidden"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch tokens hidden"],
+        Float[Tensor, "batch tokens hidden"],
+        Float[Tensor, "batch tokens last_hidden"],
+    ]:
+        """Hidden states before the first layer, in the middle, and the last, from one pass.
+
+        In a few models the last one has another width.
+        """
+        out = self.model.base_model(
+            input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False, output_hidden_states=True
+        )
+        states = out.hidden_states
+        return states[0], states[len(states) // 2], out.last_hidden_state
+
     @cached_property
     def _last_mlp(self) -> nn.Module | None:
         return last_mlp(self.model.base_model, self.probe)

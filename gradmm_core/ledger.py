@@ -72,6 +72,7 @@ def release_of(
     settings_key: str = "",
 ) -> Release:
     """What releasing a recipe's target costs; the keys are unknown before data, or settings, are."""
+    space = f"{settings.space}, centred" if settings.centred else settings.space
     return Release(
         recipe=recipe,
         epsilon=mechanism.epsilon,
@@ -80,7 +81,7 @@ def release_of(
         clipping_norm=mechanism.clipping_norm,
         adjacency=mechanism.adjacency,
         noise="discrete-gaussian" if mechanism.discrete else "gaussian",
-        space=f"{settings.space}, centred" if settings.centred else settings.space,
+        space=f"{space}, and a probe" if settings.probe_share > 0 else space,
         stage_key=stage_key,
         settings_key=settings_key,
     )

@@ -1,4 +1,4 @@
-"""Keeps, of each class, the texts whose gradients match the target best."""
+"""Keeps, of each class, the texts whose gradients match the target best and that the probe is surest of."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from gradmm_core.variety import near_duplicates
 
 
 def select_by_loss(
-    texts: pd.DataFrame, settings: LossSelectionSettings, sets: Mapping[int, TargetSet] | None = None
+    texts: pd.DataFrame,
+    settings: LossSelectionSettings,
+    probe_weight: float = 0.0,
+    sets: Mapping[int, TargetSet] | None = None,
 ) -> pd.DataFrame:
-    """Adds `rank` (within the class, 1 = lowest matching loss), `kept` and `reason` (GRADMM, section 4.3).
+    """Adds `rank` (within the class, 1 = lowest loss), `kept` and `reason` (GRADMM, section 4.3).
 
+    The loss is the matching loss and, where there is a probe, `probe_weight` times the probe's.
     Texts that repeat a better one are dropped first: exact duplicates, but for case and blanks, and near ones.
     Equal losses are ranked by id, so that the choice does not depend on the rows' order.
 
@@ -23,7 +27,8 @@ def select_by_loss(
         sets: for `by="set"`, of each class, with a row for each of its texts in the order of `texts`.
     """
     places = texts.groupby("label").cumcount()
-    ordered = texts.assign(place=places).sort_values(["label", "matching_loss", "id"], ignore_index=True)
+    losses = texts["matching_loss"] + probe_weight * texts["probe_loss"].fillna(0.0)
+    ordered = texts.assign(place=places, loss=losses).sort_values(["label", "loss", "id"], ignore_index=True)
     duplicate = _repeats(ordered, settings.near_duplicate)
     rank = ordered.groupby("label").cumcount() + 1
     if settings.by == "set":
@@ -36,11 +41,11 @@ def select_by_loss(
     else:
         unique_rank = (~duplicate).groupby(ordered["label"]).cumsum()
         kept = ~duplicate & (unique_rank <= settings.per_class)
-        why = "higher matching loss than the texts kept"
+        why = "higher loss than the texts kept"
     reason = pd.Series("", index=ordered.index)
     reason[~kept] = why
     reason[duplicate] = "duplicate"
-    return ordered.drop(columns="place").assign(rank=rank, kept=kept, reason=reason)
+    return ordered.drop(columns=["place", "loss"]).assign(rank=rank, kept=kept, reason=reason)
 
 
 def _repeats(ordered: pd.DataFrame, share: float) -> pd.Series:

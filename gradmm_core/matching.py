@@ -11,9 +11,11 @@ from torch import Tensor
 from gradmm_core.frozen_product import FrozenProduct
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.probe import Probe
 from gradmm_core.settings import MatchingLoss
 from gradmm_core.target_space import FULL, TargetSpace
 from gradmm_core.template import TokenisedTemplate
+from gradmm_core.text_features import text_means
 
 
 class FreeText:
@@ -48,8 +50,12 @@ class HeadMatching:
         target: Float[Tensor, "rows dimensions"],
         space: TargetSpace = FULL,
         loss: MatchingLoss = "cosine",
+        probe: Probe | None = None,
+        probe_weight: float = 0.0,
     ) -> None:
         self._lm = language_model
+        self._probe = probe if probe_weight > 0 else None
+        self._probe_weight = probe_weight
         self._label = label
         self._space = space
         self._loss: MatchingLoss = loss
@@ -67,15 +73,22 @@ class HeadMatching:
     def with_logits(
         self, x: Float[Tensor, "batch tokens hidden"]
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch following vocab"]]:
-        """Matching losses, and from the same pass the logits of every token of the text but the first.
+        """Matching losses with the price of the probe's, and from one pass the logits of all tokens but the first.
 
         The latter are as exact as the model's dtype, which is enough for saying how likely a text is.
         """
-        hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
         begin = self._free_text.text_begins
+        if self._probe is None:
+            hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
+            prices: float | Tensor = 0.0
+        else:
+            layers = self._lm.layers(inputs_embeds=self._free_text(x))
+            of_text = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            means = text_means([layer[:, begin : begin + x.shape[1]] for layer in layers], of_text)
+            hidden, prices = layers[-1], self._probe_weight * self._probe.losses(means, self._label)
         # Contiguous: of a view torch would make one small product for each text, many times slower.
-        of_text = hidden[:, begin : begin + x.shape[1] - 1].detach().contiguous()
-        return self._losses(hidden), self._lm.model.get_output_embeddings()(of_text).to(self._lm.head_dtype)
+        read = hidden[:, begin : begin + x.shape[1] - 1].detach().contiguous()
+        return self._losses(hidden) + prices, self._lm.model.get_output_embeddings()(read).to(self._lm.head_dtype)
 
     def _losses(self, hidden: Float[Tensor, "batch length hidden"]) -> Float[Tensor, " batch"]:
         response_ids = self._free_text.response_ids.expand(len(hidden), -1)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.settings import Settings
 
 #: A class's private mean gradient is taken to differ from that of the model's own text by this part of its norm:
@@ -24,7 +25,9 @@ class ExpectedCosine(Settings):
     centred: float
 
 
-def expected_cosines(mechanism: GaussianMechanism, space: dict[str, Any], records: int) -> list[ExpectedCosine]:
+def expected_cosines(
+    mechanism: GaussianMechanism, norms: ReleaseNorms, space: dict[str, Any], records: int
+) -> list[ExpectedCosine]:
     """From public quantities only: a signal of norm s in D coordinates has a cosine of s / sqrt(s^2 + D sigma^2).
 
     Args:
@@ -39,7 +42,7 @@ def expected_cosines(mechanism: GaussianMechanism, space: dict[str, Any], record
     def shift(label: str) -> float:
         """The part of a record's clipped vector that the data add: at most all of it."""
         unclipped = EXPECTED_SHIFT * space["unclipped"][label]
-        return min(mechanism.clipping_norm, unclipped * space["clip_scale"][label])
+        return min(norms.gradient, unclipped * space["clip_scale"][label])
 
     def cosine(signal: float) -> float:
         return signal / math.hypot(signal, noise)

@@ -109,6 +109,8 @@ class Recipe(Settings):
     def _check_full_gradient(self) -> None:
         if self.target_gradient.centred or self.target_gradient.space != "full":
             raise ValueError("target_gradient.space: the full gradient needs space=full and centred=false")
+        if self.target_gradient.probe_share > 0:
+            raise ValueError("target_gradient.probe_share: no probe is released with the full gradient; set 0")
         if self.generation.method != "admm":
             raise ValueError("generation.method: the full gradient has no closed form to search by; set admm")
         if self.loss_selection.by != "text":
@@ -126,6 +128,11 @@ class Recipe(Settings):
         by_size = self.target_gradient.centred and self.generation.matches == "mean"
         if by_size and self.privacy.declared_records is None:
             raise ValueError("privacy.declared_records: none, and generation.matches='mean' needs the data's size")
+        by_room = self.target_gradient.probe_share > 0 and self.target_gradient.probe_dimensions == "auto"
+        if by_room and self.privacy.declared_records is None:
+            raise ValueError(
+                "privacy.declared_records: none, and target_gradient.probe_dimensions='auto' needs it"
+            )
         if self.privacy.sampler == "discrete":
             self._check_discrete()
 

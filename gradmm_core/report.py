@@ -21,6 +21,7 @@ from gradmm_core.preflight import expected_cosines
 from gradmm_core.privacy import gaussian_mechanism
 from gradmm_core.recipe import Recipe
 from gradmm_core.release import guarantee_table, how_texts_were_made, public_model_name
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.run_record import RunRecord, StageRecord
 
 BEST_SHOWN, WORST_SHOWN = 10, 5
@@ -213,7 +214,8 @@ def noise_cosines(
     if space is None or records is None:
         return {}, actual
     centred = recipe.target_gradient.centred
-    expected = expected_cosines(mechanism, space.figures, records)
+    norms = ReleaseNorms.of(mechanism.clipping_norm, recipe.target_gradient.probe_share)
+    expected = expected_cosines(mechanism, norms, space.figures, records)
     return {names[e.label]: e.centred if centred else e.plain for e in expected}, actual
 
 

@@ -3,6 +3,12 @@
 import pyarrow as pa
 
 # Lists call their values "element", as Parquet does.
+_MATRICES = [
+    ("part", pa.string()),
+    ("label", pa.int64()),
+    ("row", pa.int64()),
+    ("values", pa.large_list(pa.field("element", pa.float32()))),
+]
 _TEXT = [
     ("id", pa.string()),
     ("label", pa.int64()),
@@ -10,6 +16,7 @@ _TEXT = [
     ("text", pa.string()),
     ("token_ids", pa.list_(pa.field("element", pa.int64()))),
     ("matching_loss", pa.float64()),
+    ("probe_loss", pa.float64()),
     ("log_perplexity", pa.float64()),
     ("shard", pa.int64()),
     ("token_passes", pa.float64()),
@@ -64,20 +71,11 @@ def _over_seeds(*figures: str) -> list[tuple[str, pa.DataType]]:
 
 
 SCHEMAS: dict[str, pa.Schema] = {
-    # The rows of the basis (label -1) and of each class's centre.
-    "target_space": pa.schema(
-        [
-            ("part", pa.string()),
-            ("label", pa.int64()),
-            ("row", pa.int64()),
-            ("values", pa.list_(pa.float32(), 1)),
-        ]
-    ),
+    # The rows of the basis (label -1), of each class's centre, and of a probe's features (label -1).
+    "target_space": pa.schema(_MATRICES),
     # One row per row of a class's target matrix; `row` counts the tokens of the target's space or, for the full
-    # gradient, the chunks of the flattened parameters.
-    "target_gradient": pa.schema(
-        [("label", pa.int64()), ("row", pa.int64()), ("values", pa.list_(pa.float32(), 1))]
-    ),
+    # gradient, the chunks of the flattened parameters. Then the sums that a probe is made of.
+    "target_gradient": pa.schema(_MATRICES),
     "generation_shard": pa.schema(_TEXT),
     "generation": pa.schema(_TEXT),
     "label_filter": pa.schema([*_CLASSIFIED, *_DECISION]),

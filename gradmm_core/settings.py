@@ -137,13 +137,23 @@ class TargetGradientSettings(Settings):
         default=True,
         description="Release what the data add to the gradient that the model's own, public text has.",
     )
+    probe_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.5,
+        description="The part of the squared clipping norm that a linear probe of the hidden states has. Released "
+        "with the gradient, it tells which texts teach their class. 0: no probe, as in the paper.",
+    )
+    probe_dimensions: Count | Literal["auto"] = Field(
+        default="auto",
+        description="Directions of public texts' hidden states that the probe works with. 'auto': as many as the "
+        "noise leaves room for, by privacy.declared_records.",
+    )
     public_texts: Count = Field(default=1000, description="Texts of each class that the model writes itself.")
     public_text_tokens: Count = 25
 
     @property
     def uses_public_text(self) -> bool:
-        """Whether the target's space or centre comes from text that the model writes."""
-        return self.centred or self.space == "public-subspace"
+        """Whether the target's space or centre, or the probe's, comes from text that the model writes."""
+        return self.centred or self.space == "public-subspace" or self.probe_share > 0
 
 
 class AdmmSettings(Settings):
@@ -222,6 +232,11 @@ class GenerationSettings(Settings):
         default="distance",
         description="Match the direction of the gradient (the paper), or its length too. The latter needs "
         "target_gradient.centred and matches=mean, from which a mean gradient follows.",
+    )
+    probe_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=1.0,
+        description="Price of a nat of the probe's loss, in units of the matching loss. For method=search, where "
+        "target_gradient.probe_share is above 0.",
     )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(

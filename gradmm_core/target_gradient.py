@@ -1,8 +1,11 @@
-"""The target: for each class, the sum of its real examples' clipped gradients, plus noise when private."""
+"""The target: for each class, the sum of its real examples' clipped gradients, plus noise when private.
+
+With it, in the same noisy vector, the sums that a probe is made of (`probe`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from gradmm_core.clipped_sum import ClippedSum
+from gradmm_core.clipped_sum import RecordSums
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.full_gradient import example_gradient
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.probe import Moments
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_space import FULL, TargetSpace
 from gradmm_core.template import (
@@ -29,6 +34,7 @@ from gradmm_core.template import (
     make_batch,
     tokenise_split,
 )
+from gradmm_core.text_features import text_means
 from gradmm_core.unfinished_sums import UnfinishedSums
 
 
@@ -36,20 +42,35 @@ from gradmm_core.unfinished_sums import UnfinishedSums
 class TargetSums:
     """The clean sum of each class's clipped gradients (rows x dimensions of the target's space; flat for the full
     gradient), and what went into it. All of it is read off the private data.
+
+    Attributes:
+        moments: in the units of the features. In the release each part is `norms` times as large.
     """
 
     values: dict[int, Tensor]
     records: dict[int, int]
     text_tokens: dict[int, float]
     clip_fraction: float
+    norms: ReleaseNorms
+    moments: Moments | None = None
 
-    def release(self, mechanism: GaussianMechanism | None) -> dict[int, Tensor]:
-        """All classes' sums as one noisy vector. Every call draws anew, and is one more release."""
+    def release(self, mechanism: GaussianMechanism | None) -> tuple[dict[int, Tensor], Moments | None]:
+        """All classes' sums, and a probe's, as one noisy vector. Every call draws anew: it is one more release."""
         if mechanism is None:
-            return self.values
-        clean = torch.stack(list(self.values.values())).double()
-        noisy = clean + torch.from_numpy(mechanism.noise(tuple(clean.shape)))
-        return dict(zip(self.values, noisy, strict=True))
+            return self.values, self.moments
+        values = _noisy(self.values, mechanism)
+        if self.moments is None:
+            return values, None
+        # Divided by the part's norm after the noise is there: the division is post-processing.
+        sums = {label: total * self.norms.class_sum for label, total in self.moments.class_sums.items()}
+        noisy_sums = _noisy(sums, mechanism)
+        second = _noisy({-1: self.moments.second * self.norms.second_moment}, mechanism)[-1]
+        return values, Moments(
+            {label: total / self.norms.class_sum for label, total in noisy_sums.items()},
+            second / self.norms.second_moment,
+            mechanism.sigma / self.norms.class_sum,
+            mechanism.sigma / self.norms.second_moment,
+        )
 
     def cosines(self, noisy: dict[int, Tensor]) -> dict[int, float]:
         """Of each class's noisy and clean target: the centred cosine where targets are centred."""
@@ -57,6 +78,12 @@ class TargetSums:
             label: float(F.cosine_similarity(value.flatten().double(), noisy[label].flatten().double(), dim=0))
             for label, value in self.values.items()
         }
+
+
+def _noisy(sums: dict[int, Tensor], mechanism: GaussianMechanism) -> dict[int, Tensor]:
+    clean = torch.stack(list(sums.values())).double()
+    noisy = clean + torch.from_numpy(mechanism.noise(tuple(clean.shape)))
+    return dict(zip(sums, noisy, strict=True))
 
 
 def target_sums(
@@ -71,8 +98,9 @@ def target_sums(
 ) -> TargetSums:
     """One pass over the data at memory O(batch).
 
-    Formal guarantee: every record enters one class's sum, with norm at most C, so that all classes' sums
-    together change by at most C when a record is added or removed and by at most 2 C when one is replaced.
+    Formal guarantee: every record enters one class's sums, with a vector of norm at most C (its parts' squared
+    norms, `ReleaseNorms`, add up to C^2), so that all sums together change by at most C when a record is added or
+    removed and by at most 2 C when one is replaced.
 
     Args:
         mechanism: the one that will release the sums; with its discrete sampler they are made on its grid.
@@ -83,20 +111,28 @@ def target_sums(
     """
     texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
     rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
+    norms = ReleaseNorms.of(clipping_norm, 0.0 if space.features is None else settings.probe_share)
     running = unfinished.read() if unfinished else {}
     sums: dict[int, Tensor] = {}
     clipped = 0
     for label in template.labels:
         if settings.matching == "head":
-            of_class = running.setdefault(label, ClippedSum())
-            batches = _head_gradients(
-                language_model, template, texts, rows[label], label, settings, space, skip=of_class.records
+            of_class = running.setdefault(label, RecordSums())
+            batches = _records(
+                language_model,
+                template,
+                texts,
+                rows[label],
+                label,
+                settings,
+                space,
+                skip=of_class.gradient.records,
             )
-            for gradients in batches:
-                of_class.add(gradients, clipping_norm, mechanism)
+            for gradients, features in batches:
+                of_class.add(gradients, features, norms, mechanism)
                 if unfinished:
                     unfinished.write(running)
-            sums[label], count = of_class.total, of_class.clipped
+            sums[label], count = of_class.gradient.total, of_class.gradient.clipped
         else:
             sums[label], count = _sum_full(language_model, template, texts, rows[label], label, clipping_norm)
         clipped += count
@@ -111,11 +147,19 @@ def target_sums(
         records={label: len(rows[label]) for label in sums},
         text_tokens={label: float(texts.lengths[rows[label]].mean()) for label in sums},
         clip_fraction=clipped / len(data),
+        norms=norms,
+        moments=None if space.features is None else _moments({label: running[label] for label in sums}, norms),
     )
 
 
+def _moments(sums: Mapping[int, RecordSums], norms: ReleaseNorms) -> Moments:
+    class_sums = {label: of_class.class_sum.total[0] / norms.class_sum for label, of_class in sums.items()}
+    second = torch.stack([of_class.second_moment.total for of_class in sums.values()]).sum(dim=0)
+    return Moments(class_sums, second / norms.second_moment)
+
+
 @torch.no_grad()
-def _head_gradients(
+def _records(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     texts: TokenIds,
@@ -124,14 +168,19 @@ def _head_gradients(
     settings: TargetGradientSettings,
     space: TargetSpace,
     skip: int,
-) -> Iterator[HeadGradients]:
-    """Of all these rows' texts but the `skip` shortest."""
+) -> Iterator[tuple[HeadGradients, Float[Tensor, "records features"] | None]]:
+    """Gradients, and a probe's features, of all these rows' texts but the `skip` shortest."""
     batches = length_bucketed(texts.lengths[rows], settings.batch_size, skip)
     for part in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
         batch = make_batch(
             template, [texts[i] for i in rows[part].tolist()], [label] * len(part), language_model.device
         )
-        yield space.project(head_gradients(language_model, batch).double(), label)
+        features, hidden = None, None
+        if space.features is not None:
+            layers = language_model.layers(input_ids=batch.input_ids)
+            features = space.features.with_constant(text_means(layers, batch.text_mask))
+            hidden = layers[-1]
+        yield space.project(head_gradients(language_model, batch, hidden).double(), label), features
 
 
 def _sum_full(

@@ -11,6 +11,8 @@ The public material is text that the model itself writes from the recipe's instr
 is what that text has too. With `centred`, each example's gradient has the mean gradient of the class's public text
 taken off before it is clipped: what is left is what the data add, and all of the noise's budget is spent on that.
 Texts then match the mean gradient that follows (`mean_gradient`), or the difference alone.
+
+Where a probe is released with the target, the space has the map from a text's hidden states to its features too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -31,8 +32,9 @@ from gradmm_core.language_model import LanguageModel
 from gradmm_core.opening import Opening
 from gradmm_core.public_text import write_texts
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_table import matrix_of
-from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.target_table import matrix_of, vectors
+from gradmm_core.template import Batch, TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.text_features import TextFeatures, text_means
 from gradmm_core.vocabulary import allowed_tokens
 
 #: Public text is the same in every run: the recipe's seed must not change where the target lives.
@@ -41,11 +43,15 @@ SEED = 0
 
 @dataclass(frozen=True)
 class TargetSpace:
-    """The map, and the centre of each class in it. `rows` and `basis` are None where all are kept."""
+    """The map, and the centre of each class in it. `rows` and `basis` are None where all are kept.
+
+    `features` is None where there is no probe.
+    """
 
     rows: Int[Tensor, " rows"] | None
     basis: Float[Tensor, "width dimensions"] | None
     centres: dict[int, Float[Tensor, "rows dimensions"]]
+    features: TextFeatures | None = None
 
     def project(self, gradients: HeadGradients, label: int) -> HeadGradients:
         """The gradients of a batch of one class's examples, in this space and off this class's centre."""
@@ -122,14 +128,23 @@ def make_target_space(
     texts: dict[int, list[list[int]]],
     settings: TargetGradientSettings,
     clipping_norm: float,
+    probe_dimensions: int | None = None,
 ) -> tuple[TargetSpace, dict[int, PublicStatistics]]:
-    """Basis, centres and norms from the gradients of public texts."""
+    """Basis, centres and norms from public texts' gradients; a probe's features from their hidden states.
+
+    Args:
+        clipping_norm: of a record's gradient.
+        probe_dimensions: the most that the features may have; None without a probe.
+    """
+
+    def batches(label: int) -> Iterator[Batch]:
+        for start in range(0, len(texts[label]), settings.batch_size):
+            part = texts[label][start : start + settings.batch_size]
+            yield make_batch(template, part, [label] * len(part), language_model.device)
 
     # Read anew each time: with a large vocabulary, one class's gradients would not fit in memory.
     def gradients(label: int, space: TargetSpace) -> Iterator[HeadGradients]:
-        for start in range(0, len(texts[label]), settings.batch_size):
-            part = texts[label][start : start + settings.batch_size]
-            batch = make_batch(template, part, [label] * len(part), language_model.device)
+        for batch in batches(label):
             yield space.project(head_gradients(language_model, batch).double(), label)
 
     space = TargetSpace(_rows(template, settings, language_model.device), None, {})
@@ -139,6 +154,13 @@ def make_target_space(
     means = {label: _mean(gradients(label, space), None, len(texts[label])) for label in texts}
     if settings.centred:
         space = replace(space, centres=means)
+    if probe_dimensions is not None:
+        public = [
+            text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
+            for label in texts
+            for batch in batches(label)
+        ]
+        space = replace(space, features=TextFeatures.of_public(torch.cat(public).cpu(), probe_dimensions))
     statistics = {}
     for label in texts:
         plain = means[label]
@@ -184,19 +206,19 @@ def _rows(
 
 
 def to_table(space: TargetSpace) -> pa.Table:
-    """Rows of the basis (label -1) and of each class's centre; no rows at all for a space without either."""
+    """Rows of the basis (label -1), of each class's centre, and of the features' mean and map (label -1)."""
     parts = ([] if space.basis is None else [("basis", -1, space.basis)]) + [
         ("centre", label, centre) for label, centre in space.centres.items()
     ]
-    blocks = [matrix.detach().float().cpu().numpy() for _, _, matrix in parts]
-    counts = [len(block) for block in blocks]
-    flat = np.concatenate(blocks) if blocks else np.empty((0, 1), dtype=np.float32)
+    if space.features is not None:
+        parts += [("feature_mean", -1, space.features.mean[None]), ("feature_map", -1, space.features.map)]
+    counts = [len(matrix) for _, _, matrix in parts]
     return pa.table(
         {
             "part": pa.array(np.repeat([name for name, _, _ in parts], counts).tolist(), pa.string()),
             "label": np.repeat(np.array([label for _, label, _ in parts], dtype=np.int64), counts),
             "row": np.concatenate([np.arange(n, dtype=np.int64) for n in [*counts, 0]]),
-            "values": pa.FixedSizeListArray.from_arrays(flat.ravel(), flat.shape[1]),
+            "values": vectors([matrix for _, _, matrix in parts]),
         }
     )
 
@@ -213,8 +235,13 @@ def from_table(
         return TargetSpace(rows, None, {})
     basis = _matrix(table, "basis", -1).to(device) if settings.space == "public-subspace" else None
     labels = template.labels if settings.centred else []
-    return TargetSpace(rows, basis, {label: _matrix(table, "centre", label).to(device) for label in labels})
+    centres = {label: _matrix(table, "centre", label).to(device) for label in labels}
+    features = None
+    if "feature_map" in table["part"].unique().to_pylist():
+        mean, map_ = (_matrix(table, part, -1).to(device) for part in ("feature_mean", "feature_map"))
+        features = TextFeatures(mean[0], map_)
+    return TargetSpace(rows, basis, centres, features)
 
 
 def _matrix(table: pa.Table, part: str, label: int) -> Float[Tensor, "rows columns"]:
-    return matrix_of(table.filter(pc.field("part") == part), label)
+    return matrix_of(table, label, part)

@@ -1,6 +1,8 @@
-"""Target gradients as rows of a table, and back."""
+"""Target gradients, and what a probe is made of, as rows of a table, and back."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -9,33 +11,55 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradmm_core.probe import Moments
+
 #: Width of a chunk of a flattened full gradient.
 CHUNK = 256
 
 
-def to_table(values: dict[int, Tensor]) -> pa.Table:
-    """One row per row of a class's matrix; a flat vector is cut into chunks, the last one padded with zeros."""
-    blocks = [_rows(value) for value in values.values()]
-    counts = [len(block) for block in blocks]
-    flat = np.concatenate(blocks)
+def to_table(values: dict[int, Tensor], moments: Moments | None = None) -> pa.Table:
+    """One row per row of a class's matrix; a flat vector is cut into chunks, the last one padded with zeros.
+
+    A probe's class sums are a row each, of the part "class_sum"; its second moment has the label -1.
+    """
+    parts = [("gradient", label, _rows(value)) for label, value in values.items()]
+    if moments is not None:
+        parts += [("class_sum", label, total[None]) for label, total in moments.class_sums.items()]
+        parts += [("second_moment", -1, moments.second)]
+    counts = [len(matrix) for _, _, matrix in parts]
     return pa.table(
         {
-            "label": np.repeat(np.array(list(values), dtype=np.int64), counts),
+            "part": pa.array(np.repeat([part for part, _, _ in parts], counts).tolist(), pa.string()),
+            "label": np.repeat(np.array([label for _, label, _ in parts], dtype=np.int64), counts),
             "row": np.concatenate([np.arange(n, dtype=np.int64) for n in counts]),
-            "values": pa.FixedSizeListArray.from_arrays(flat.ravel(), flat.shape[1]),
+            "values": vectors([matrix for _, _, matrix in parts]),
         }
     )
 
 
-def matrix_of(table: pa.Table, label: int) -> Float[Tensor, "rows width"]:
-    """One class's rows, in order. For a full gradient: the padded vector, cut into chunks."""
-    of_label = table.filter(pc.field("label") == label).sort_by("row")
+def matrix_of(table: pa.Table, label: int, part: str = "gradient") -> Float[Tensor, "rows width"]:
+    """The rows of one part of one label, in order. For a full gradient: the padded vector, cut into chunks."""
+    of_label = table.filter((pc.field("label") == label) & (pc.field("part") == part)).sort_by("row")
     column = of_label["values"].combine_chunks()
     return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).copy())
 
 
-def _rows(value: Tensor) -> np.ndarray:
-    array = value.detach().float().cpu().numpy()
-    if array.ndim == 2:
-        return array
-    return np.pad(array, (0, -len(array) % CHUNK)).reshape(-1, CHUNK)
+def moments_of(table: pa.Table, labels: Sequence[int], noise: Sequence[float]) -> Moments:
+    """Those of a table that has them; `noise`: as the stage's figures have it."""
+    sums = {label: matrix_of(table, label, "class_sum")[0].double() for label in labels}
+    return Moments(sums, matrix_of(table, -1, "second_moment").double(), *noise)
+
+
+def vectors(matrices: Sequence[Tensor]) -> pa.LargeListArray:
+    """The rows of all matrices, one after another; matrices may differ in width."""
+    blocks = [matrix.detach().float().cpu().numpy() for matrix in matrices]
+    widths = [block.shape[1] for block in blocks for _ in range(len(block))]
+    flat = np.concatenate([block.ravel() for block in blocks]) if blocks else np.empty(0, dtype=np.float32)
+    offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)  # a full gradient's pass 2^31
+    return pa.LargeListArray.from_arrays(offsets, flat, type=pa.large_list(pa.field("element", pa.float32())))
+
+
+def _rows(value: Tensor) -> Float[Tensor, "rows width"]:
+    if value.ndim == 2:
+        return value
+    return torch.nn.functional.pad(value, (0, -len(value) % CHUNK)).view(-1, CHUNK)

@@ -51,9 +51,13 @@ class TokenisedTemplate:
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded examples. `positions[i, t]` is where response token t of example i is predicted."""
+    """Right-padded examples. `positions[i, t]` is where response token t of example i is predicted.
+
+    `text_mask` is true at the text's own tokens: not at the template's.
+    """
 
     input_ids: Int[Tensor, "batch tokens"]
+    text_mask: Bool[Tensor, "batch tokens"]
     positions: Int[Tensor, "batch response"]
     response_ids: Int[Tensor, "batch response"]
     response_mask: Bool[Tensor, "batch response"]
@@ -150,16 +154,20 @@ def make_batch(
     responses = [template.responses[label] for label in labels]
     length, response_length = max(map(len, rows)), max(map(len, responses))
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
+    text_mask = torch.zeros(len(rows), length, dtype=torch.bool)
+    begin = len(template.prefix)
     positions = torch.zeros(len(rows), response_length, dtype=torch.long)
     response_ids = torch.zeros(len(rows), response_length, dtype=torch.long)
     mask = torch.zeros(len(rows), response_length, dtype=torch.bool)
-    for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
+    for i, (row, text, response) in enumerate(zip(rows, texts, responses, strict=True)):
         m = len(response)
+        text_mask[i, begin : begin + len(text)] = True
         input_ids[i, : len(row)] = torch.tensor(row)
         positions[i, :m] = torch.arange(len(row) - m, len(row))
         response_ids[i, :m] = torch.tensor(response)
         mask[i, :m] = True
-    return Batch(input_ids.to(device), positions.to(device), response_ids.to(device), mask.to(device))
+    parts = (input_ids, text_mask, positions, response_ids, mask)
+    return Batch(*(part.to(device) for part in parts))
 
 
 def response_hidden_states(
@@ -169,9 +177,16 @@ def response_hidden_states(
     return hidden.take_along_dim(positions[..., None], dim=1)
 
 
-def head_gradients(language_model: LanguageModel, batch: Batch) -> HeadGradients:
-    """Head gradients of a batch of examples: one forward pass of the body."""
-    hidden = language_model.hidden_states(input_ids=batch.input_ids)
+def head_gradients(
+    language_model: LanguageModel, batch: Batch, hidden: Float[Tensor, "batch tokens hidden"] | None = None
+) -> HeadGradients:
+    """Head gradients of a batch of examples: one forward pass of the body.
+
+    Args:
+        hidden: the last hidden states, where they are at hand.
+    """
+    if hidden is None:
+        hidden = language_model.hidden_states(input_ids=batch.input_ids)
     augmented = language_model.augment(response_hidden_states(hidden, batch.positions))
     return HeadGradients.from_logits(
         language_model.logits(augmented), augmented, batch.response_ids, batch.response_mask

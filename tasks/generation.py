@@ -31,7 +31,7 @@ def generation_shard(
     """Some of one class's texts."""
     # Late, see tasks/stage.py.
     from gradmm_core.generation import generate, generation_figures
-    from tasks.matched_target import matched_target
+    from tasks.matched_target import matched_target, released_probe
 
     attention = None if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
@@ -50,6 +50,7 @@ def generation_shard(
         matching,
         settings,
         seed,
+        released_probe(target, where, template),
     )
     return texts, generation_figures(texts)
 

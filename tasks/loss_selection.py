@@ -24,9 +24,10 @@ def loss_selection(
     records: dict[int, float | None],
     matching: TargetGradientSettings,
     loss: MatchingLoss,
+    probe_weight: float,
     settings: LossSelectionSettings,
 ) -> Outcome:
-    """Drops duplicates, then keeps the lowest matching losses, or the set that matches best.
+    """Drops duplicates, then keeps the lowest losses, or the set that matches best.
 
     The figures give the matching loss of the whole set, before and after, where it has a closed form.
     """
@@ -37,7 +38,7 @@ def loss_selection(
 
     candidates = kept_texts(texts.read())
     if matching.matching != "head":
-        ranked = select_by_loss(candidates, settings)
+        ranked = select_by_loss(candidates, settings, probe_weight)
         return ranked, filter_figures(ranked, "loss_selection")
     language_model, template = read_model(context, model, wording)
     sets: dict[int, TargetSet] = {}
@@ -49,7 +50,7 @@ def loss_selection(
         sets[label] = target_set(
             language_model, template, of_class, label, matched, where, loss, matching.batch_size
         )
-    ranked = select_by_loss(candidates, settings, sets)
+    ranked = select_by_loss(candidates, settings, probe_weight, sets)
     figures = filter_figures(ranked, "loss_selection")
     kept_ids = set(ranked[ranked["kept"]]["id"])
     kept = candidates["id"].isin(kept_ids)

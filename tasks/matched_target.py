@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gradmm_core.artifacts import StageArtifact
+from gradmm_core.probe import Probe, fit_probe
 from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_space import TargetSpace, from_table
-from gradmm_core.target_table import matrix_of
+from gradmm_core.target_table import matrix_of, moments_of
 from gradmm_core.template import TokenisedTemplate
 
 
@@ -33,3 +34,12 @@ def matched_target(
         matched = where.mean_gradient(matched.to(device), label, records, clip_scale)
         where = where.without_centres()
     return matched, where
+
+
+def released_probe(target: StageArtifact, where: TargetSpace, template: TokenisedTemplate) -> Probe | None:
+    """The probe that was released with the target, if one was."""
+    if where.features is None:
+        return None
+    return fit_probe(
+        where.features, moments_of(target.read_table(), template.labels, target.figures["probe_noise"])
+    )

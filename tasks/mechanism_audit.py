@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.settings import MechanismAuditSettings
 from tasks.stage import Outcome, RunContext, stage_task
 
 
 @stage_task("mechanism_audit")
 def mechanism_audit(
-    context: RunContext, mechanism: GaussianMechanism, settings: MechanismAuditSettings, seed: int
+    context: RunContext,
+    mechanism: GaussianMechanism,
+    probe_share: float,
+    settings: MechanismAuditSettings,
+    seed: int,
 ) -> Outcome:
     """Audits the mechanism of a run before anything private goes through it.
 
@@ -19,7 +24,8 @@ def mechanism_audit(
     # Late, see tasks/stage.py.
     from gradmm_core.canary_release import audit_release
 
-    found = audit_release(mechanism, settings, seed)
+    norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share)
+    found = audit_release(mechanism, norms, settings, seed)
     if not found.passes:
         raise RuntimeError(
             "the mechanism leaks more than it claims (certified epsilon "

@@ -127,12 +127,14 @@ def _already_released(ledger: Ledger, context: RunContext, publication: Publicat
 def _publish(sums: TargetSums, mechanism: GaussianMechanism | None, publication: Publication) -> StageArtifact:
     from gradmm_core.target_table import to_table
 
-    values = sums.release(mechanism)
+    values, moments = sums.release(mechanism)
     figures = {
         "records": {str(label): count for label, count in sums.records.items()},
         "text_tokens": {str(label): tokens for label, tokens in sums.text_tokens.items()},
         "clip_fraction": sums.clip_fraction,
         "sigma": mechanism.sigma if mechanism else None,
         "cosine": {str(label): cosine for label, cosine in sums.cosines(values).items()},
+        # What a reader of the table needs to know of the probe's sums.
+        "probe_noise": moments and [moments.class_sum_noise, moments.second_noise],
     }
-    return publication.publish(to_table(values), figures)
+    return publication.publish(to_table(values, moments), figures)

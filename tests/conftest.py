@@ -19,8 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.model_reference import ModelReference, resolve_model
+from gradmm_core.probe import Probe
 from gradmm_core.settings import ModelSettings
 from gradmm_core.template import TokenisedTemplate, tokenise_template
+from gradmm_core.text_features import TextFeatures, text_means
 from gradmm_core.wording import ResponseTemplate
 
 # The models of most tests are so small that a second thread only waits for the first.
@@ -124,6 +126,16 @@ def tiny_language_model(
 def phi(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """A tiny Phi (untied, a head with bias) in float64."""
     return tiny_language_model(tokenizer, "phi")
+
+
+def random_probe(language_model: LanguageModel, template: TokenisedTemplate) -> Probe:
+    """A probe with an opinion of every text, of hidden states of random tokens."""
+    random = torch.Generator().manual_seed(7)
+    ids = torch.randint(3, language_model.embeddings.shape[0] - 3, (20, 6), generator=random)
+    public = text_means(language_model.layers(input_ids=ids), torch.ones_like(ids, dtype=torch.bool))
+    features = TextFeatures.of_public(public, 5)
+    weights = 3 * torch.randn(5, len(template.labels), generator=random, dtype=torch.float64)
+    return Probe(features, template.labels, weights, torch.zeros(len(template.labels)), 1.0)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import nan
 from random import Random
 
 import numpy as np
@@ -26,7 +27,7 @@ losses = st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=1
 
 def texts(*by_class: list[float], words: list[str] | None = None) -> pd.DataFrame:
     rows = [
-        {"id": f"{label}-{i:05d}", "label": label, "matching_loss": loss, "log_perplexity": 4.0}
+        {"id": f"{label}-{i:05d}", "label": label, "matching_loss": loss, "probe_loss": nan, "log_perplexity": 4.0}
         for label, of_class in enumerate(by_class)
         for i, loss in enumerate(of_class)
     ]
@@ -69,7 +70,7 @@ def test_loss_selection_drops_near_duplicates_of_better_texts_of_the_class() -> 
     assert lenient["kept"].all()
     fewer = select_by_loss(frame, LossSelectionSettings(per_class=2)).set_index("id")
     assert fewer[fewer["kept"]].index.tolist() == ["0-00002", "0-00001", "1-00000", "1-00001"]
-    assert fewer.loc["0-00003", "reason"] == "higher matching loss than the texts kept"
+    assert fewer.loc["0-00003", "reason"] == "higher loss than the texts kept"
 
 
 def random_set(count: int, seed: int) -> TargetSet:
@@ -91,7 +92,7 @@ def test_selection_by_set_keeps_what_the_set_chooses_among_texts_that_are_no_dup
     order.shuffle(rows)
     frame = texts(first, second, words=words).iloc[rows].reset_index(drop=True)
     sets = {label: random_set(len(of_class), label) for label, of_class in enumerate((first, second))}
-    ranked = select_by_loss(frame, LossSelectionSettings(per_class=count, by="set"), sets)
+    ranked = select_by_loss(frame, LossSelectionSettings(per_class=count, by="set"), sets=sets)
     for label in (0, 1):
         of_class = frame[frame["label"] == label].reset_index(drop=True)
         best = of_class.sort_values(["matching_loss", "id"]).drop_duplicates("text").index.tolist()
@@ -201,3 +202,13 @@ def test_a_class_without_texts_left_is_named() -> None:
         InputError, match=r"label_filter: no text of label 1 is left after label_filter; generate more"
     ):
         filter_figures(frame, "label_filter")
+
+
+def test_a_probes_loss_ranks_at_its_price() -> None:
+    frame = texts([0.1, 0.2, 0.3]).assign(probe_loss=[1.0, 0.5, 0.1])
+    settings = LossSelectionSettings(per_class=1)
+
+    def kept(weight: float) -> str:
+        return select_by_loss(frame, settings, weight).query("kept")["id"].item()
+
+    assert [kept(weight) for weight in (0.0, 0.21, 1.0)] == ["0-00000", "0-00001", "0-00002"]

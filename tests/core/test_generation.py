@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gradmm_core.generation import generate, generation_figures
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.perplexity import log_perplexities
+from gradmm_core.probe import Probe
 from gradmm_core.readable import Readable
 from gradmm_core.settings import (
     AdmmSettings,
@@ -20,6 +21,8 @@ from gradmm_core.settings import (
 from gradmm_core.shards import Shard, plan_shards
 from gradmm_core.target_space import FULL
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.text_features import text_means
+from tests.conftest import random_probe
 
 SETTINGS = GenerationSettings(
     admm=AdmmSettings(iterations=3, inner_steps=4),
@@ -37,6 +40,7 @@ def texts(
     shard: Shard,
     matching: str = "head",
     seed: int = 0,
+    probe: Probe | None = None,
     **changes,
 ) -> pd.DataFrame:
     settings = SETTINGS.model_copy(update=changes)
@@ -56,6 +60,7 @@ def texts(
         TargetGradientSettings.model_validate({"matching": matching}),
         settings,
         seed,
+        probe,
     )
 
 
@@ -200,3 +205,21 @@ def test_token_passes_are_those_of_the_search_shared_among_a_shards_texts(
     figures = generation_figures(pd.concat([made, made.assign(token_passes=2 * made["token_passes"])]))
     assert figures["token_passes_per_text"] == pytest.approx(1.5 * expected)
     assert figures["texts"] == 2 * count
+
+
+def test_a_probe_is_asked_of_texts_as_released_and_its_price_makes_them_surer(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    probe, shard = random_probe(phi, template), Shard(1, 0, 0, 6)
+    free, priced = (texts(phi, template, shard, probe=probe, probe_weight=weight) for weight in (0.0, 1.0))
+    for frame in (free, priced):
+        for ids, loss in zip(frame["token_ids"], frame["probe_loss"], strict=True):
+            layers = phi.layers(input_ids=torch.tensor([ids]))
+            means = text_means(layers, torch.ones(1, len(ids), dtype=torch.bool))
+            assert float(probe.losses(means, 1)) == pytest.approx(loss, abs=1e-6)
+    assert priced["probe_loss"].mean() < free["probe_loss"].mean() - 0.1
+    assert priced["matching_loss"].mean() > free["matching_loss"].mean()
+    assert texts(phi, template, shard)["probe_loss"].isna().all()
+    pd.testing.assert_frame_equal(
+        free.drop(columns=["probe_loss"]), texts(phi, template, shard).drop(columns=["probe_loss"])
+    )

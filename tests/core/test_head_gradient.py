@@ -17,8 +17,9 @@ from gradmm_core.language_model import LanguageModel
 from gradmm_core.matching import HeadMatching
 from gradmm_core.settings import MatchingLoss
 from gradmm_core.template import head_gradients, make_batch, tokenise_template
+from gradmm_core.text_features import text_means
 from gradmm_core.wording import ResponseTemplate
-from tests.conftest import tiny_language_model
+from tests.conftest import random_probe, tiny_language_model
 
 FAMILIES = {
     "phi": {},
@@ -73,6 +74,31 @@ def test_losses_come_with_the_logits_of_the_texts_own_tokens(model: LanguageMode
     one, no_logits = matching.with_logits(x[:, :1])
     assert one.shape == (2,)
     assert no_logits.shape == (2, 0, len(model.head))
+
+
+def test_a_probes_losses_are_added_at_their_price_and_slope(model: LanguageModel) -> None:
+    wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=64)
+    template = replace(tokenise_template(model, wording), prefix=(3, 4))
+    target, probe = torch.randn_like(model.head), random_probe(model, template)
+    ids = torch.tensor([model.encode("the soup was warm"), model.encode("a quiet train again")])
+    x = model.embed(ids).requires_grad_(True)
+    batch = make_batch(template, ids.tolist(), [1, 1], model.device)
+    own = probe.losses(text_means(model.layers(input_ids=batch.input_ids), batch.text_mask), 1)
+    plain = HeadMatching(model, template, 1, target)
+    priced = HeadMatching(model, template, 1, target, probe=probe, probe_weight=0.3)
+    losses, logits = priced.with_logits(x)
+    assert torch.allclose(losses, plain(x) + 0.3 * own, atol=1e-10)
+    assert torch.equal(logits, plain.with_logits(x)[1])
+    assert torch.equal(priced(x), plain(x))  # what is reported of a text is its matching loss
+
+    def of_first(first: Tensor) -> Tensor:
+        return priced.with_logits(torch.cat([first[None], x[1:].detach()]))[0]
+
+    # Attention is in float32: smaller steps would measure its rounding.
+    first = x[0].detach().clone().requires_grad_(True)
+    assert torch.autograd.gradcheck(of_first, first, eps=1e-3, atol=1e-3, rtol=1e-2)
+    free = HeadMatching(model, template, 1, target, probe=probe, probe_weight=0.0)
+    assert torch.equal(free.with_logits(x)[0], plain.with_logits(x)[0])
 
 
 @pytest.mark.parametrize("kind", get_args(MatchingLoss))

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from gradmm_core.canary_release import CanaryRelease
-from gradmm_core.clipped_sum import ClippedSum
+from gradmm_core.clipped_sum import ClippedSum, RecordSums
 from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.mechanism_audit import mechanism_audit
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.target_gradient import TargetSums
 from gradmm_core.target_space import TargetSpace
 
@@ -111,8 +112,9 @@ def test_halved_sensitivity_is_caught_by_the_noise_that_is_drawn(monkeypatch: py
 
 def test_a_reused_seed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def releases_differ() -> bool:
-        sums = TargetSums({0: torch.zeros(4, 4), 1: torch.zeros(4, 4)}, {0: 1, 1: 1}, {0: 1.0, 1: 1.0}, 0.0)
-        first, second = sums.release(mechanism()), sums.release(mechanism())
+        values = {0: torch.zeros(4, 4), 1: torch.zeros(4, 4)}
+        sums = TargetSums(values, {0: 1, 1: 1}, {0: 1.0, 1: 1.0}, 0.0, ReleaseNorms.of(C, 0.0))
+        (first, _), (second, _) = sums.release(mechanism()), sums.release(mechanism())
         return not any(torch.equal(first[label], second[other]) for label in (0, 1) for other in (0, 1))
 
     assert releases_differ()
@@ -121,20 +123,44 @@ def test_a_reused_seed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not releases_differ()
 
 
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
 def test_the_audit_of_our_own_release_passes_and_fails_if_clipping_is_skipped(
-    sampler: str, monkeypatch: pytest.MonkeyPatch
+    sampler: str, probe_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audited = mechanism(epsilon=4.0, sampler=sampler)
     draws = 20_000 if sampler == "floating-point" else 300
-    assert mechanism_audit(CanaryRelease(audited), audited, draws, confidence=0.9999).passes
+    norms = ReleaseNorms.of(C, probe_share)
+    assert mechanism_audit(CanaryRelease(audited, norms), audited, draws, confidence=0.9999).passes
     monkeypatch.setattr(HeadGradients, "clip_scales", lambda self, _: torch.ones(len(self.hidden)))
     if sampler == "discrete":
         # There the grid refuses a vector that is too long.
         with pytest.raises(ValueError, match="longer than the clipping norm"):
-            mechanism_audit(CanaryRelease(audited), audited, draws)
+            mechanism_audit(CanaryRelease(audited, norms), audited, draws)
     else:
-        assert not mechanism_audit(CanaryRelease(audited), audited, draws, confidence=0.9999).passes
+        assert not mechanism_audit(CanaryRelease(audited, norms), audited, draws, confidence=0.9999).passes
+
+
+def farthest_record(norms: ReleaseNorms) -> float:
+    """The longest vector that one record adds to all parts of a release together."""
+    random = torch.Generator().manual_seed(0)
+    longest = 0.0
+    for size in (1e-3, 1.0, 1e3):
+        features = torch.randn(1, 7, generator=random, dtype=torch.float64)
+        features = features / features.norm() * min(1.0, size)
+        residual = size * torch.randn(1, 2, ROWS, generator=random, dtype=torch.float64)
+        gradient = HeadGradients(residual, torch.randn(1, 2, WIDTH, generator=random, dtype=torch.float64))
+        sums = RecordSums().add(gradient, features, norms, None)
+        parts = (sums.gradient.total, sums.class_sum.total, sums.second_moment.total)
+        longest = max(longest, float(torch.cat([part.flatten() for part in parts]).norm()))
+    return longest
+
+
+@pytest.mark.parametrize("probe_share", [0.0, 0.1, 0.5, 0.9])
+def test_all_parts_of_a_record_together_are_no_longer_than_c(probe_share: float) -> None:
+    assert farthest_record(ReleaseNorms.of(C, probe_share)) == pytest.approx(C, rel=1e-12)
+    each_to_c = ReleaseNorms(C, C, C)
+    assert farthest_record(each_to_c) > 1.7 * C
 
 
 def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> None:

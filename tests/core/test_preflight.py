@@ -6,10 +6,12 @@ import torch
 
 from gradmm_core.preflight import EXPECTED_SHIFT, expected_cosines, preflight_lines
 from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.release_norms import ReleaseNorms
 
 MECHANISM = GaussianMechanism(
     epsilon=0.5, delta=1e-5, clipping_norm=1.0, adjacency="add-or-remove", calibration="analytic"
 )
+NORMS = ReleaseNorms.of(1.0, probe_share=0.0)
 
 
 def space(coordinates: int, **labels: float) -> dict:
@@ -23,7 +25,7 @@ def space(coordinates: int, **labels: float) -> dict:
 
 
 def test_the_expected_cosine_is_what_a_signal_of_that_size_has_on_average() -> None:
-    (expected,) = expected_cosines(MECHANISM, space(400, _0=8.0), records=600)
+    (expected,) = expected_cosines(MECHANISM, NORMS, space(400, _0=8.0), records=600)
     for cosine, signal in ((expected.plain, 600 * 0.9), (expected.centred, 600 * EXPECTED_SHIFT * 8.0 * 0.2)):
         clean = np.zeros(400)
         clean[0] = signal
@@ -33,15 +35,15 @@ def test_the_expected_cosine_is_what_a_signal_of_that_size_has_on_average() -> N
 
 
 def test_records_are_shared_out_among_the_classes_and_none_adds_more_than_c() -> None:
-    first, second = expected_cosines(MECHANISM, space(400, _0=8.0, _1=1e6), records=1200)
-    (alone,) = expected_cosines(MECHANISM, space(400, _0=8.0), records=600)
+    first, second = expected_cosines(MECHANISM, NORMS, space(400, _0=8.0, _1=1e6), records=1200)
+    (alone,) = expected_cosines(MECHANISM, NORMS, space(400, _0=8.0), records=600)
     assert first.centred == alone.centred
     assert second.centred == pytest.approx(600 / np.hypot(600, MECHANISM.sigma * 20))
 
 
 def test_a_target_of_noise_is_warned_of() -> None:
-    weak = expected_cosines(MECHANISM, space(4_000_000, _0=8.0), records=600)
-    strong = expected_cosines(MECHANISM, space(4, _0=8.0), records=60_000)
+    weak = expected_cosines(MECHANISM, NORMS, space(4_000_000, _0=8.0), records=600)
+    strong = expected_cosines(MECHANISM, NORMS, space(4, _0=8.0), records=60_000)
     assert [line.startswith("WARNING") for line in preflight_lines(weak, {0: "bad"})] == [False, True]
     (line,) = preflight_lines(strong, {0: "bad"})
     assert line == "expected cosine of noisy and clean target, bad: 1.00, centred 1.00"

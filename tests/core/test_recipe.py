@@ -313,10 +313,14 @@ def test_settings_that_contradict_each_other_are_refused(
         ("generation.text_tokens=auto", "generation.text_tokens: 'auto' reads the private texts"),
         ("data.max_per_class=100", "data.max_per_class: one more record would push another out"),
         (
-            "target_gradient={matching: full-gradient, space: full, centred: false}",
+            "target_gradient={matching: full-gradient, space: full, centred: false, probe_share: 0}",
             "target_gradient.matching: the full gradient is an abl",
         ),
         ("target_gradient.batch_size=7", "privacy.declared_records: none, and generation.matches='mean' needs"),
+        (
+            "target_gradient.centred=false",
+            "privacy.declared_records: none, and target_gradient.probe_dimensions='auto' needs it",
+        ),
     ],
 )
 def test_a_private_run_refuses_what_reads_or_couples_private_records(
@@ -372,12 +376,17 @@ def test_a_length_is_matched_only_where_one_is_known(minimal: Path, override: st
         ),
         (
             ["target_gradient.space=full", "target_gradient.centred=false"],
+            "target_gradient.probe_share: no probe is released with the full gradient; set 0",
+        ),
+        (
+            ["target_gradient.space=full", "target_gradient.centred=false", "target_gradient.probe_share=0"],
             "generation.method: the full gradient has no closed form to search by; set admm",
         ),
         (
             [
                 "target_gradient.space=full",
                 "target_gradient.centred=false",
+                "target_gradient.probe_share=0",
                 "generation.method=admm",
                 "loss_selection.by=set",
             ],

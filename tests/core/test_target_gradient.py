@@ -2,23 +2,27 @@ from __future__ import annotations
 
 import stat
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from gradmm_core import target_gradient, unfinished_sums
-from gradmm_core.clipped_sum import ClippedSum
+from gradmm_core.clipped_sum import ClippedSum, RecordSums
 from gradmm_core.data import LabelledTexts
 from gradmm_core.errors import InputError
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.location import location
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_gradient import target_sums
+from gradmm_core.target_gradient import TargetSums, target_sums
+from gradmm_core.target_space import FULL, TargetSpace, label_rows
 from gradmm_core.target_table import matrix_of, to_table
 from gradmm_core.template import TokenisedTemplate, head_gradients, make_batch
+from gradmm_core.text_features import TextFeatures, text_means
 from gradmm_core.unfinished_sums import UnfinishedSums
+from tests.conftest import random_probe
 
 DATA = LabelledTexts(
     texts=(
@@ -61,7 +65,7 @@ def test_noise_is_added_once_to_every_coordinate_and_differs_between_runs(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:
     clean = target_sums(phi, template, DATA, TargetGradientSettings(), 0.1, None)
-    noisy = [clean.release(MECHANISM) for _ in range(2)]
+    noisy = [clean.release(MECHANISM)[0] for _ in range(2)]
     noise = [torch.stack([run[label] - clean.values[label] for label in (0, 1)]) for run in noisy]
     for each in noise:
         assert float(each.std()) == pytest.approx(MECHANISM.sigma, rel=0.05)
@@ -79,6 +83,84 @@ def test_one_record_more_moves_the_target_by_no_more_than_c(
     whole, part = (target_sums(phi, template, data, settings, 0.1, None).values for data in (DATA, fewer))
     difference = torch.stack([whole[label] - part[label] for label in (0, 1)])
     assert 0 < float(difference.norm()) <= 0.1 * (1 + 1e-6)
+
+
+@pytest.fixture(scope="session")
+def probed_space(phi: LanguageModel, template: TokenisedTemplate) -> TargetSpace:
+    return replace(FULL, features=random_probe(phi, template).features)
+
+
+def slow_vectors(phi: LanguageModel, template: TokenisedTemplate, features: TextFeatures) -> torch.Tensor:
+    rows = []
+    for text, label in zip(DATA.texts, DATA.labels, strict=True):
+        batch = make_batch(template, [phi.encode(text)], [label], phi.device)
+        rows.append(features.with_constant(text_means(phi.layers(input_ids=batch.input_ids), batch.text_mask))[0])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_the_probes_moments_are_sums_over_records(
+    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, batch_size: int
+) -> None:
+    settings = TargetGradientSettings(batch_size=batch_size, probe_share=0.4)
+    sums = target_sums(phi, template, DATA, settings, 0.1, None, probed_space)
+    assert sums.moments is not None
+    assert probed_space.features is not None
+    vectors = slow_vectors(phi, template, probed_space.features)
+    for label in (0, 1):
+        expected = vectors[DATA.of_class(label)].sum(dim=0)
+        assert torch.allclose(sums.moments.class_sums[label], expected, atol=1e-9)
+        # The gradient's part of C is smaller.
+        assert torch.allclose(sums.values[label], slow_sum(phi, template, label, 0.1 * 0.6**0.5), atol=1e-7)
+    assert torch.allclose(sums.moments.second, vectors.mT @ vectors, atol=1e-9)
+
+
+def released_vector(sums: TargetSums) -> torch.Tensor:
+    """All that a release holds, in the units that noise is drawn in."""
+    assert sums.moments is not None
+    parts = [*sums.values.values(), *(sums.norms.class_sum * each for each in sums.moments.class_sums.values())]
+    return torch.cat([part.flatten() for part in [*parts, sums.norms.second_moment * sums.moments.second]])
+
+
+@pytest.mark.parametrize("probe_share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("left_out", range(len(DATA.texts)))
+def test_one_record_more_moves_all_parts_together_by_no_more_than_c(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    probed_space: TargetSpace,
+    probe_share: float,
+    left_out: int,
+) -> None:
+    fewer = DATA.take([row for row in range(len(DATA.texts)) if row != left_out])
+    settings = TargetGradientSettings(batch_size=2, probe_share=probe_share)
+    whole, part = (
+        released_vector(target_sums(phi, template, data, settings, 0.1, None, probed_space))
+        for data in (DATA, fewer)
+    )
+    assert 0.05 < float((whole - part).norm()) <= 0.1 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+def test_every_number_of_a_probe_has_the_noise_that_its_norm_asks_for(
+    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, sampler: str
+) -> None:
+    mechanism = MECHANISM.model_copy(update={"sampler": sampler})
+    settings = TargetGradientSettings(probe_share=0.4)
+    space = replace(probed_space, rows=torch.tensor(label_rows(template)))
+    sums = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
+    assert sums.moments is not None
+    drawn: dict[str, list[torch.Tensor]] = {"class": [], "second": []}
+    for _ in range(60):
+        _, noisy = sums.release(mechanism)
+        assert noisy is not None
+        drawn["class"] += [noisy.class_sums[label] - sums.moments.class_sums[label] for label in (0, 1)]
+        drawn["second"].append((noisy.second - sums.moments.second).flatten())
+    assert noisy.class_sum_noise == pytest.approx(mechanism.sigma / sums.norms.class_sum)
+    assert noisy.second_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
+    for part, deviation in (("class", noisy.class_sum_noise), ("second", noisy.second_noise)):
+        every = torch.stack(drawn[part])
+        assert float(every.std()) == pytest.approx(deviation, rel=0.1)
+        assert len(every.unique()) == every.numel()
 
 
 def test_full_gradient_target_is_one_flat_vector_and_survives_its_table(
@@ -116,11 +198,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the batches that went through the model. One of a negative size kills the run, once."""
     batches: list[int] = []
 
-    def of_batch(language_model: LanguageModel, batch: object) -> object:
+    def of_batch(language_model: LanguageModel, batch: object, hidden: object) -> object:
         if batches and batches[0] < 0 and len(batches) == -batches[0]:
             batches.clear()
             raise Killed
-        gradients = head_gradients(language_model, batch)  # pyright: ignore[reportArgumentType]
+        gradients = head_gradients(language_model, batch, hidden)  # pyright: ignore[reportArgumentType]
         batches.append(len(gradients.residual))
         return gradients
 
@@ -131,27 +213,33 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("discrete", [False, True])
+@pytest.mark.parametrize("probe", [False, True])
 def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
     phi: LanguageModel,
     template: TokenisedTemplate,
+    probed_space: TargetSpace,
     watched: list[int],
     killed_after: int,
     discrete: bool,
+    probe: bool,
     tmp_path: Path,
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": "discrete"}) if discrete else None
     settings = TargetGradientSettings(batch_size=1)
-    undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism)
+    space = probed_space if probe else FULL
+    undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     watched[:] = [-(killed_after + 1)]
     unfinished = UnfinishedSums(tmp_path / "sums")
     with pytest.raises(Killed):
-        target_sums(phi, template, DATA, settings, 0.1, mechanism, unfinished=unfinished)
+        target_sums(phi, template, DATA, settings, 0.1, mechanism, space, unfinished)
     assert unfinished.file.exists() == (killed_after > 0)
-    resumed = target_sums(phi, template, DATA, settings, 0.1, mechanism, unfinished=unfinished)
+    resumed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space, unfinished)
     assert watched == [1] * (5 - killed_after)
     assert resumed.clip_fraction == undisturbed.clip_fraction
     for label in (0, 1):
         assert torch.equal(resumed.values[label], undisturbed.values[label])
+    if probe:
+        assert torch.equal(released_vector(resumed), released_vector(undisturbed))
     assert stat.S_IMODE(unfinished.file.stat().st_mode) == 0o600
     unfinished.delete()
     assert not list(tmp_path.iterdir())
@@ -176,10 +264,11 @@ def test_unfinished_sums_may_lie_in_an_object_store(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(unfinished_sums, "SECONDS_BETWEEN_WRITES", 0.0)
     unfinished = UnfinishedSums(location("memory://bucket/unfinished/sums"))
     assert unfinished.read() == {}
-    unfinished.write({1: ClippedSum(torch.eye(2, dtype=torch.float64), 7, 3)})
+    unfinished.write({1: RecordSums(ClippedSum(torch.eye(2, dtype=torch.float64), 7, 3))})
     (of_class,) = unfinished.read().values()
-    assert (of_class.records, of_class.clipped) == (7, 3)
-    assert torch.equal(of_class.total, torch.eye(2, dtype=torch.float64))
+    assert (of_class.gradient.records, of_class.gradient.clipped) == (7, 3)
+    assert torch.equal(of_class.gradient.total, torch.eye(2, dtype=torch.float64))
+    assert of_class.class_sum.records == of_class.second_moment.records == 0
     unfinished.delete()
     assert unfinished.read() == {}
 
@@ -190,7 +279,7 @@ def test_unfinished_sums_are_written_every_so_often(tmp_path: Path, monkeypatch:
     unfinished = UnfinishedSums(tmp_path / "sums")
     seen = []
     for now[0] in (1.0, 29.0, 31.0, 60.0, 62.0):
-        unfinished.write({0: ClippedSum()})
+        unfinished.write({0: RecordSums()})
         seen.append(unfinished.file.exists())
         unfinished.delete()
     assert seen == [False, False, True, False, True]

@@ -66,7 +66,7 @@ def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
         ],
         "model": {"name": model.name},
         # Where nothing but the data decides the target; the tests of the privacy promise have other spaces.
-        "target_gradient": {"space": "full", "centred": False},
+        "target_gradient": {"space": "full", "centred": False, "probe_share": 0},
         "generation": {
             "loss": "cosine",
             "per_class": 4,

@@ -1,0 +1,67 @@
+"""How one release's sensitivity is divided among its parts, and how much of a probe its noise leaves room for.
+
+A record's vector has three parts: its gradient, its text's features, and their products. Each part is clipped to a
+norm of its own, and the squares of these norms add up to C^2: the whole is one vector of norm at most C, and one
+Gaussian release of its sum costs what a release of gradients alone costs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.settings import TargetGradientSettings
+
+#: Of a probe's part of C^2, what the class sums have; the second moment has the rest. It has far more coordinates.
+CLASS_SUM_SHARE = 0.3
+
+#: The constant at the end of a record's features: its sum counts the records. The features' own norm is at most 1.
+CONSTANT = 0.5
+
+#: Directions of a probe that no noise limits.
+MOST_DIMENSIONS = 1024
+
+
+class ReleaseNorms(NamedTuple):
+    """The largest norm of each part of one record's vector. Those of a probe are zero where there is none."""
+
+    gradient: float
+    class_sum: float = 0.0
+    second_moment: float = 0.0
+
+    @classmethod
+    def of(cls, clipping_norm: float, probe_share: float) -> ReleaseNorms:
+        """Args:
+        probe_share: the probe's part of C^2; at least 0 and less than 1.
+        """
+        probe = clipping_norm * math.sqrt(probe_share)
+        return cls(
+            clipping_norm * math.sqrt(1 - probe_share),
+            probe * math.sqrt(CLASS_SUM_SHARE),
+            probe * math.sqrt(1 - CLASS_SUM_SHARE),
+        )
+
+
+def probe_dimensions(
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+    mechanism: GaussianMechanism | None,
+    declared_records: int | None,
+) -> int | None:
+    """How many directions of public texts' features a probe works with; None without one. Nothing private decides.
+
+    As set, or so many that the noise's spectral norm is at most half of the average eigenvalue that the second
+    moment would have if real texts were spread as public ones are: sqrt(2 k) sd / N <= 1 / (2 k).
+    """
+    if settings.probe_share == 0:
+        return None
+    if settings.probe_dimensions != "auto":
+        return settings.probe_dimensions
+    if mechanism is None:
+        return MOST_DIMENSIONS
+    assert declared_records is not None  # the recipe's validation asked for it
+    norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
+    deviation = mechanism.sigma / norms.second_moment * (1 + CONSTANT**2)
+    fitting = (declared_records / (2 * math.sqrt(2) * deviation)) ** (2 / 3)
+    return max(1, min(MOST_DIMENSIONS, int(fitting)))
