@@ -171,7 +171,7 @@ def make_target(
     instructions = {c.label: c.instruction for c in bench.recipe.classes}
     texts = public_texts(bench.language_model, bench.template, instructions, settings)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
-    dimensions = probe_dimensions(settings, clipping_norm, mechanism, len(data))
+    dimensions = probe_dimensions(settings, clipping_norm, mechanism and mechanism.sigma, len(data))
     space, public = make_target_space(
         bench.language_model, bench.template, texts, settings, norms.gradient, dimensions
     )

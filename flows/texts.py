@@ -174,7 +174,9 @@ def public_space(
         instructions={c.label: c.instruction for c in recipe.classes},
         settings=settings,
         clipping_norm=norms.gradient,
-        probe_dimensions=probe_dimensions(settings, privacy.clipping_norm, mechanism, privacy.declared_records),
+        probe_dimensions=probe_dimensions(
+            settings, privacy.clipping_norm, mechanism and mechanism.sigma, privacy.declared_records
+        ),
     )
     if mechanism and privacy.declared_records:
         expected = expected_cosines(mechanism, norms, space.figures, privacy.declared_records)

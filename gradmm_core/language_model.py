@@ -109,13 +109,13 @@ class LanguageModel:
         input_ids: Int[Tensor, "batch tokens"] | None = None,
         inputs_embeds: Float[Tensor, "batch tokens hidden"] | None = None,
     ) -> tuple[
-        Float[Tensor, "batch tokens hidden"],
-        Float[Tensor, "batch tokens hidden"],
-        Float[Tensor, "batch tokens last_hidden"],
+        Float[Tensor, "batch tokens first"],
+        Float[Tensor, "batch tokens middle"],
+        Float[Tensor, "batch tokens last"],
     ]:
         """Hidden states before the first layer, in the middle, and the last, from one pass.
 
-        In a few models the last one has another width.
+        In nearly all models they are equally wide.
         """
         out = self.model.base_model(
             input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False, output_hidden_states=True

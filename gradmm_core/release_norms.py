@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.settings import TargetGradientSettings
 
 #: Of a probe's part of C^2, what the class sums have; the second moment has the rest. It has far more coordinates.
@@ -46,22 +45,25 @@ class ReleaseNorms(NamedTuple):
 def probe_dimensions(
     settings: TargetGradientSettings,
     clipping_norm: float,
-    mechanism: GaussianMechanism | None,
+    sigma: float | None,
     declared_records: int | None,
 ) -> int | None:
     """How many directions of public texts' features a probe works with; None without one. Nothing private decides.
 
     As set, or so many that the noise's spectral norm is at most half of the average eigenvalue that the second
     moment would have if real texts were spread as public ones are: sqrt(2 k) sd / N <= 1 / (2 k).
+
+    Args:
+        sigma: of the release's noise; None without any.
     """
     if settings.probe_share == 0:
         return None
     if settings.probe_dimensions != "auto":
         return settings.probe_dimensions
-    if mechanism is None:
+    if sigma is None:
         return MOST_DIMENSIONS
     assert declared_records is not None  # the recipe's validation asked for it
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
-    deviation = mechanism.sigma / norms.second_moment * (1 + CONSTANT**2)
+    deviation = sigma / norms.second_moment * (1 + CONSTANT**2)
     fitting = (declared_records / (2 * math.sqrt(2) * deviation)) ** (2 / 3)
     return max(1, min(MOST_DIMENSIONS, int(fitting)))

@@ -31,7 +31,16 @@ _MODEL = _core(
     "head_gradient",
     "matching_loss",
 )
-_SPACE = _core("vocabulary", "opening", "public_text", "target_space", "target_table")
+_SPACE = _core(
+    "vocabulary",
+    "opening",
+    "public_text",
+    "release_norms",
+    "text_features",
+    "probe",
+    "target_space",
+    "target_table",
+)
 _FILTERS = _core("filters", "variety")
 _FULL_GRADIENT = _core("full_gradient", "matching")
 _SCORING = (*_MODEL, *_core("classification"))
@@ -64,9 +73,9 @@ _GENERATION = (
 )
 
 STAGES: dict[str, Stage] = {
-    "target_space": Stage(2, (*_MODEL, *_SPACE, "tasks.target_space")),
+    "target_space": Stage(3, (*_MODEL, *_SPACE, "tasks.target_space")),
     "target_gradient": Stage(
-        2,
+        3,
         (
             *_MODEL,
             *_FULL_GRADIENT,
@@ -75,11 +84,11 @@ STAGES: dict[str, Stage] = {
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(7, _GENERATION),
-    "generation": Stage(7, _GENERATION),
-    "label_filter": Stage(3, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
+    "generation_shard": Stage(8, _GENERATION),
+    "generation": Stage(8, _GENERATION),
+    "label_filter": Stage(4, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
     "loss_selection": Stage(
-        3,
+        4,
         (
             *_MODEL,
             *_FILTERS,
@@ -89,10 +98,10 @@ STAGES: dict[str, Stage] = {
             "tasks.matched_target",
         ),
     ),
-    "category_balance": Stage(2, (*_FILTERS, *_core("category_balance"), "tasks.category_balance")),
+    "category_balance": Stage(3, (*_FILTERS, *_core("category_balance"), "tasks.category_balance")),
     "finetune_eval": Stage(2, (*_FINETUNING, "tasks.finetune_eval")),
     "mechanism_audit": Stage(
-        1,
+        2,
         (
             *_core(
                 "canary_release",
@@ -102,6 +111,7 @@ STAGES: dict[str, Stage] = {
                 "mechanism_audit",
                 "mia_audit",
                 "privacy",
+                "release_norms",
             ),
             "tasks.mechanism_audit",
         ),

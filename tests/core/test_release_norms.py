@@ -40,7 +40,7 @@ def test_a_probe_has_as_many_directions_as_its_second_moment_can_carry(
 ) -> None:
     settings = TargetGradientSettings()
     noise = mechanism(epsilon, clipping_norm)
-    found = probe_dimensions(settings, clipping_norm, noise, records)
+    found = probe_dimensions(settings, clipping_norm, noise.sigma, records)
     assert found is not None
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
     deviation = noise.sigma / norms.second_moment * (1 + CONSTANT**2)
@@ -50,11 +50,11 @@ def test_a_probe_has_as_many_directions_as_its_second_moment_can_carry(
 
     assert found == 1 or fits(found)
     assert found == MOST_DIMENSIONS or not fits(found + 1)
-    assert found == probe_dimensions(settings, 1.0, mechanism(epsilon), records)  # C scales everything alike
+    assert found == probe_dimensions(settings, 1.0, mechanism(epsilon).sigma, records)  # C scales everything alike
 
 
 def test_directions_are_as_set_and_none_without_a_probe() -> None:
     no_probe = TargetGradientSettings(probe_share=0.0)
-    assert probe_dimensions(no_probe, 1.0, mechanism(1.0), 1000) is None
-    assert probe_dimensions(TargetGradientSettings(probe_dimensions=5), 1.0, mechanism(0.1), None) == 5
+    assert probe_dimensions(no_probe, 1.0, 4.0, 1000) is None
+    assert probe_dimensions(TargetGradientSettings(probe_dimensions=5), 1.0, 40.0, None) == 5
     assert probe_dimensions(TargetGradientSettings(), 1.0, None, None) == MOST_DIMENSIONS
