@@ -121,9 +121,13 @@ def _result(stage: StageRecord) -> str:
     figures = stage.figures
     match stage.stage:
         case "target_space":
-            return f"{figures['coordinates']} coordinates for each class"
+            coordinates = f"{figures['coordinates']} coordinates for each class"
+            probe = figures["probe_dimensions"]
+            return f"{coordinates}, a probe of {probe}" if probe else coordinates
         case "target_gradient":
             records = f"{sum(figures['records'].values())} records, {figures['clip_fraction']:.0%} clipped"
+            if "probe_trust" in figures:
+                records += f", a probe trusted {figures['probe_trust']:.0%}"
             if figures["sigma"] is None:
                 return f"{records}, no noise"
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
@@ -155,9 +159,9 @@ def _result(stage: StageRecord) -> str:
 
 def _texts(stage: StageRecord) -> str:
     figures = stage.figures
-    return (
-        f"matching loss {figures['mean_matching_loss']:.3f}, log-perplexity {figures['mean_log_perplexity']:.2f}"
-    )
+    probe = f", the probe's {figures['mean_probe_loss']:.3f}" if "mean_probe_loss" in figures else ""
+    perplexity = f"log-perplexity {figures['mean_log_perplexity']:.2f}"
+    return f"matching loss {figures['mean_matching_loss']:.3f}{probe}, {perplexity}"
 
 
 def _as_a_set(figures: dict) -> str:

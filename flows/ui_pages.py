@@ -194,7 +194,9 @@ def stage_summary(record: StageRecord, names: Mapping[int, str]) -> str:
     figures = record.figures
     match record.stage:
         case "target_space":
-            return f"{figure(figures['coordinates'])} coordinates for each class"
+            coordinates = f"{figure(figures['coordinates'])} coordinates for each class"
+            probe = figures["probe_dimensions"]
+            return f"{coordinates}, a probe of {probe}" if probe else coordinates
         case "mechanism_audit":
             return (
                 f"epsilon is at least {figures['certified_epsilon']:.2f} by {figure(figures['draws'])} draws "
@@ -204,6 +206,8 @@ def stage_summary(record: StageRecord, names: Mapping[int, str]) -> str:
             records = (
                 f"{figure(sum(figures['records'].values()))} records, {percent(figures['clip_fraction'])} clipped"
             )
+            if "probe_trust" in figures:
+                records += f", a probe trusted {percent(figures['probe_trust'])}"
             if figures["sigma"] is None:
                 return f"{records}, no noise"
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
@@ -234,9 +238,9 @@ def stage_summary(record: StageRecord, names: Mapping[int, str]) -> str:
 
 
 def _quality(figures: Mapping[str, Any]) -> str:
-    return (
-        f"matching loss {figures['mean_matching_loss']:.3f}, log-perplexity {figures['mean_log_perplexity']:.2f}"
-    )
+    probe = f", the probe's {figures['mean_probe_loss']:.3f}" if "mean_probe_loss" in figures else ""
+    perplexity = f"log-perplexity {figures['mean_log_perplexity']:.2f}"
+    return f"matching loss {figures['mean_matching_loss']:.3f}{probe}, {perplexity}"
 
 
 def _accuracy(figures: Mapping[str, Any], arm: str, which: str = "") -> str:

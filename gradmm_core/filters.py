@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -39,9 +40,11 @@ def filter_figures(texts: pd.DataFrame, stage: str) -> dict[str, Any]:
 
 def text_figures(texts: pd.DataFrame) -> dict[str, Any]:
     """How many texts there are, how well they match, how well they read and how varied they are."""
+    probe = texts["probe_loss"].mean()
     return {
         "texts": len(texts),
         "mean_matching_loss": float(texts["matching_loss"].mean()),
+        **({} if math.isnan(probe) else {"mean_probe_loss": float(probe)}),
         "mean_log_perplexity": float(texts["log_perplexity"].mean()),
         "distinct_2": distinct_n(texts["text"], 2),
         "self_bleu": self_bleu(texts["text"].tolist()),

@@ -33,14 +33,14 @@ class Moments:
 
     Attributes:
         class_sums: by label.
-        second: of all classes' records together; not symmetric where noise was added.
-        class_sum_noise, second_noise: standard deviation of the noise in each number; zero without noise.
+        second_moment: of all classes' records together; not symmetric where noise was added.
+        class_sum_noise, second_moment_noise: standard deviation of the noise in each number; zero without noise.
     """
 
     class_sums: dict[int, Float[Tensor, " dimensions_and_one"]]
-    second: Float[Tensor, "dimensions_and_one dimensions_and_one"]
+    second_moment: Float[Tensor, "dimensions_and_one dimensions_and_one"]
     class_sum_noise: float = 0.0
-    second_noise: float = 0.0
+    second_moment_noise: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +66,14 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     counts = (sums[:, -1] / CONSTANT).clamp_min(1.0)  # noise can take a count below one
     total = counts.sum()
     means, shares = sums[:, :-1] / counts[:, None], counts / total
-    second = squared * (moments.second + moments.second.mT)[:-1, :-1] / 2
+    second = squared * (moments.second_moment + moments.second_moment.mT)[:-1, :-1] / 2
     dimensions = len(second)
 
     within = second / total - (means.mT * shares) @ means
     within = (total * within + torch.eye(dimensions).to(within)) / (total + dimensions)
     # The spectral norm of symmetric noise, with variance sd^2 / 2 off the diagonal. Without noise no eigenvalue is
     # below what public text gives.
-    noise = math.sqrt(2 * dimensions) * squared * moments.second_noise / float(total)
+    noise = math.sqrt(2 * dimensions) * squared * moments.second_moment_noise / float(total)
     values, vectors = torch.linalg.eigh(within)
     inverse = (vectors / values.clamp_min(max(noise, 1 / float(total + dimensions)))) @ vectors.mT
 

@@ -28,7 +28,6 @@ from gradmm_core.location import Location, create
 from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
-from gradmm_core.settings import GenerationSettings
 from gradmm_core.temporary import temporary_folder
 
 TRAIN_FILE = "data/train-00000-of-00001.parquet"
@@ -138,8 +137,9 @@ def guarantee_table(recipe: Recipe, guarantee: Guarantee) -> list[tuple[str, str
     ]
 
 
-def how_texts_were_made(settings: GenerationSettings) -> str:
+def how_texts_were_made(recipe: Recipe) -> str:
     """The method of generation, in a sentence."""
+    settings, surest = recipe.generation, ""
     search, after = settings.search, "after a public instruction"
     if settings.method == "admm":
         words = "words" if settings.projection.rule == "nearest" else f"words that the model finds likely {after}"
@@ -150,7 +150,9 @@ def how_texts_were_made(settings: GenerationSettings) -> str:
         way = f"for each the best of {search.draws} that the model wrote {after}"
         if search.rounds:
             way += f", with words changed over {search.rounds} rounds where that made it better"
-    return f"Sentences were sought whose gradients point the way of their class's target: {way}."
+    if settings.method == "search" and recipe.target_gradient.probe_share > 0 and settings.probe_weight > 0:
+        surest = ", and that a linear probe of the model's hidden states takes for the class"
+    return f"Sentences were sought whose gradients point the way of their class's target{surest}: {way}."
 
 
 def public_model_name(run: RunRecord) -> str:
@@ -178,7 +180,9 @@ def _calibration(guarantee: Guarantee) -> str:
 def _target_space(recipe: Recipe) -> str:
     settings = recipe.target_gradient
     size = f" of {settings.subspace_dimensions} dimensions" if settings.space == "public-subspace" else ""
-    return f"{settings.space}{size}{', centred on the gradient of public text' if settings.centred else ''}"
+    centred = ", centred on the gradient of public text" if settings.centred else ""
+    probe = f"; a probe has {settings.probe_share:.0%} of C squared" if settings.probe_share > 0 else ""
+    return f"{settings.space}{size}{centred}{probe}"
 
 
 def _assumed_public(recipe: Recipe) -> str:
@@ -212,7 +216,7 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         model_commit=run.model["revision"],
         version=run.versions["gradmm"],
         rows=len(texts),
-        how_made=how_texts_were_made(recipe.generation),
+        how_made=how_texts_were_made(recipe),
         classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
         labels_are_kept=list(names) == list(range(len(names))),
         shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],

@@ -92,7 +92,7 @@ def write_report(
         model=public_model_name(run),
         counts=[(name, counts[label]) for label, name in names.items()],
         guarantee_table=guarantee_table(run.recipe, run.guarantee),
-        how_made=how_texts_were_made(run.recipe.generation),
+        how_made=how_texts_were_made(run.recipe),
         stages=[(stage, key_figures(stage, names)) for stage in run.stages],
         parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
         survivors=left,

@@ -64,7 +64,7 @@ class TargetSums:
         # Divided by the part's norm after the noise is there: the division is post-processing.
         sums = {label: total * self.norms.class_sum for label, total in self.moments.class_sums.items()}
         noisy_sums = _noisy(sums, mechanism)
-        second = _noisy({-1: self.moments.second * self.norms.second_moment}, mechanism)[-1]
+        second = _noisy({-1: self.moments.second_moment * self.norms.second_moment}, mechanism)[-1]
         return values, Moments(
             {label: total / self.norms.class_sum for label, total in noisy_sums.items()},
             second / self.norms.second_moment,

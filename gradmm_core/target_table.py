@@ -25,7 +25,7 @@ def to_table(values: dict[int, Tensor], moments: Moments | None = None) -> pa.Ta
     parts = [("gradient", label, _rows(value)) for label, value in values.items()]
     if moments is not None:
         parts += [("class_sum", label, total[None]) for label, total in moments.class_sums.items()]
-        parts += [("second_moment", -1, moments.second)]
+        parts += [("second_moment", -1, moments.second_moment)]
     counts = [len(matrix) for _, _, matrix in parts]
     return pa.table(
         {
@@ -44,8 +44,12 @@ def matrix_of(table: pa.Table, label: int, part: str = "gradient") -> Float[Tens
     return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).copy())
 
 
-def moments_of(table: pa.Table, labels: Sequence[int], noise: Sequence[float]) -> Moments:
-    """Those of a table that has them; `noise`: as the stage's figures have it."""
+def moments_of(table: pa.Table, labels: Sequence[int], noise: tuple[float, float]) -> Moments:
+    """Those of a table that has them.
+
+    Args:
+        noise: standard deviations in the class sums and in the second moment.
+    """
     sums = {label: matrix_of(table, label, "class_sum")[0].double() for label in labels}
     return Moments(sums, matrix_of(table, -1, "second_moment").double(), *noise)
 

@@ -40,6 +40,5 @@ def released_probe(target: StageArtifact, where: TargetSpace, template: Tokenise
     """The probe that was released with the target, if one was."""
     if where.features is None:
         return None
-    return fit_probe(
-        where.features, moments_of(target.read_table(), template.labels, target.figures["probe_noise"])
-    )
+    noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
+    return fit_probe(where.features, moments_of(target.read_table(), template.labels, noise))

@@ -15,6 +15,7 @@ from tasks.stage import Publication, RunContext, SplitReference, stage_key, stag
 
 if TYPE_CHECKING:
     from gradmm_core.target_gradient import TargetSums
+    from gradmm_core.target_space import TargetSpace
 
 STAGE = "target_gradient"
 
@@ -59,15 +60,16 @@ def target_gradient(
     where = from_table(space and space.read_table(), template, settings, language_model.device)
     sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where, unfinished)
     if ledger and release:
-        made = _release(sums, mechanism, ledger, release, context, publication)
+        made = _release(sums, where, mechanism, ledger, release, context, publication)
     else:
-        made = _publish(sums, mechanism, publication)
+        made = _publish(sums, where, mechanism, publication)
     unfinished.delete()
     return made
 
 
 def _release(
     sums: TargetSums,
+    where: TargetSpace,
     mechanism: GaussianMechanism | None,
     ledger: Ledger,
     release: Release,
@@ -79,7 +81,7 @@ def _release(
         if made := _already_released(ledger, context, publication):  # by another run that was faster
             return made
         with ledger.charge(release, _budget(context), release.delta) as finish:
-            made = _publish(sums, mechanism, publication)
+            made = _publish(sums, where, mechanism, publication)
             finish(made.sha256)
     return made
 
@@ -124,7 +126,10 @@ def _already_released(ledger: Ledger, context: RunContext, publication: Publicat
         return made if made and ledger.adopt(publication.key, made.sha256) else None
 
 
-def _publish(sums: TargetSums, mechanism: GaussianMechanism | None, publication: Publication) -> StageArtifact:
+def _publish(
+    sums: TargetSums, where: TargetSpace, mechanism: GaussianMechanism | None, publication: Publication
+) -> StageArtifact:
+    from gradmm_core.probe import fit_probe
     from gradmm_core.target_table import to_table
 
     values, moments = sums.release(mechanism)
@@ -134,7 +139,12 @@ def _publish(sums: TargetSums, mechanism: GaussianMechanism | None, publication:
         "clip_fraction": sums.clip_fraction,
         "sigma": mechanism.sigma if mechanism else None,
         "cosine": {str(label): cosine for label, cosine in sums.cosines(values).items()},
-        # What a reader of the table needs to know of the probe's sums.
-        "probe_noise": moments and [moments.class_sum_noise, moments.second_noise],
     }
+    if moments is not None:
+        assert where.features is not None
+        figures |= {
+            "class_sum_noise": moments.class_sum_noise,
+            "second_moment_noise": moments.second_moment_noise,
+            "probe_trust": fit_probe(where.features, moments).trust,
+        }
     return publication.publish(to_table(values, moments), figures)

@@ -340,7 +340,10 @@ def test_card_gives_every_term_of_the_guarantee(
         ("sensitivity", "1"),
         ("sigma of the noise, per coordinate", f"{promise.sigma:.6g}"),
         ("C, the clipping norm", "1"),
-        ("target space", "public-subspace of 16 dimensions, centred on the gradient of public text"),
+        (
+            "target space",
+            "public-subspace of 16 dimensions, centred on the gradient of public text; a probe has 50% of C squared",
+        ),
         ("sampler of the noise", "floating-point"),
         ("number of releases from these data", "1"),
         ("epsilon of all releases together", "0.05"),

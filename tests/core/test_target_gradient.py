@@ -112,14 +112,14 @@ def test_the_probes_moments_are_sums_over_records(
         assert torch.allclose(sums.moments.class_sums[label], expected, atol=1e-9)
         # The gradient's part of C is smaller.
         assert torch.allclose(sums.values[label], slow_sum(phi, template, label, 0.1 * 0.6**0.5), atol=1e-7)
-    assert torch.allclose(sums.moments.second, vectors.mT @ vectors, atol=1e-9)
+    assert torch.allclose(sums.moments.second_moment, vectors.mT @ vectors, atol=1e-9)
 
 
 def released_vector(sums: TargetSums) -> torch.Tensor:
     """All that a release holds, in the units that noise is drawn in."""
     assert sums.moments is not None
     parts = [*sums.values.values(), *(sums.norms.class_sum * each for each in sums.moments.class_sums.values())]
-    return torch.cat([part.flatten() for part in [*parts, sums.norms.second_moment * sums.moments.second]])
+    return torch.cat([part.flatten() for part in [*parts, sums.norms.second_moment * sums.moments.second_moment]])
 
 
 @pytest.mark.parametrize("probe_share", [0.1, 0.5, 0.9])
@@ -154,13 +154,13 @@ def test_every_number_of_a_probe_has_the_noise_that_its_norm_asks_for(
         _, noisy = sums.release(mechanism)
         assert noisy is not None
         drawn["class"] += [noisy.class_sums[label] - sums.moments.class_sums[label] for label in (0, 1)]
-        drawn["second"].append((noisy.second - sums.moments.second).flatten())
+        drawn["second"].append((noisy.second_moment - sums.moments.second_moment).flatten())
     assert noisy.class_sum_noise == pytest.approx(mechanism.sigma / sums.norms.class_sum)
-    assert noisy.second_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
-    for part, deviation in (("class", noisy.class_sum_noise), ("second", noisy.second_noise)):
+    assert noisy.second_moment_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
+    for part, deviation in (("class", noisy.class_sum_noise), ("second", noisy.second_moment_noise)):
         every = torch.stack(drawn[part])
         assert float(every.std()) == pytest.approx(deviation, rel=0.1)
-        assert len(every.unique()) == every.numel()
+        assert len(every.unique()) > 0.99 * every.numel()  # exact noise is on a grid
 
 
 def test_full_gradient_target_is_one_flat_vector_and_survives_its_table(
