@@ -124,7 +124,7 @@ STAGES: dict[str, Stage] = {
     "scarce": Stage(1, (*_COMPARING, "tasks.scarce")),
     "transfer": Stage(1, (*_COMPARING, "tasks.transfer")),
     "ablate": Stage(1, (*_COMPARING, "tasks.ablate")),
-    "epsilon": Stage(1, (*_COMPARING, *_core("target_cosine"), "tasks.epsilon")),
+    "epsilon": Stage(2, (*_COMPARING, *_core("target_cosine"), "tasks.epsilon")),
     "distribution": Stage(1, (*_COMPARING, "tasks.arm_texts", *_core("distribution"), "tasks.distribution")),
     "gradient_path": Stage(2, (*_PATHS, "tasks.gradient_path")),
     "gradients": Stage(1, (*_PATHS, *_core("gradient_table", "intervals"), "tasks.gradients")),

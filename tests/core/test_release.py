@@ -342,7 +342,8 @@ def test_card_gives_every_term_of_the_guarantee(
         ("C, the clipping norm", "1"),
         (
             "target space",
-            "public-subspace of 16 dimensions, centred on the gradient of public text; a probe has 50% of C squared",
+            "public-subspace of 16 dimensions, centred on the gradient of public text; "
+            "a probe has 50% of C squared",
         ),
         ("sampler of the noise", "floating-point"),
         ("number of releases from these data", "1"),

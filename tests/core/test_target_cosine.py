@@ -10,11 +10,18 @@ from gradmm_core.target_cosine import target_cosine
 
 
 def rows(values: np.ndarray) -> pd.DataFrame:
-    """Of two classes with two rows each."""
+    """Of two classes with two rows each, and a row of a probe that has as many directions as there are values."""
     places = [(label, row) for label in (0, 1) for row in (0, 1)]
-    return pd.DataFrame(
+    gradients = pd.DataFrame(
         {"label": [p[0] for p in places], "row": [p[1] for p in places], "values": list(values.reshape(4, -1))}
     )
+    of_probe = {
+        "part": "second_moment",
+        "label": -1,
+        "row": 0,
+        "values": np.full(int(abs(values[0]) * 9) + 1, 7.0),
+    }
+    return pd.concat([gradients.assign(part="gradient"), pd.DataFrame([of_probe])])
 
 
 def test_all_classes_are_one_vector_in_whatever_order_the_rows_are() -> None:
