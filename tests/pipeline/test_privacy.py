@@ -20,6 +20,7 @@ from gradmm_core import unfinished_sums
 from gradmm_core.errors import InputError
 from gradmm_core.filters import kept_texts
 from gradmm_core.ledger import Entry, Ledger
+from gradmm_core.probe import Moments
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
 from tasks.stages import STAGES
@@ -32,6 +33,8 @@ SPACE = {
     "centred": True,
     "public_texts": 8,
     "public_text_tokens": 5,
+    "probe_share": 0.5,
+    "probe_dimensions": 3,
 }
 
 #: The stages that private records reach, in the order in which they run. All else sees the noisy target only.
@@ -227,6 +230,32 @@ def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
     run(tiny_recipe(target_gradient=SPACE, generation=generation), tmp_path)  # and without noise
 
 
+def test_a_probe_is_released_with_the_target_and_its_price_is_free(
+    private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    record = run(private_recipe(), tmp_path)
+    figures = record.stage("target_gradient").figures
+    assert 0 <= figures["probe_trust"] <= 1
+    assert figures["second_moment_noise"] > figures["sigma"]
+    parts = record.stage("target_gradient").read_table()["part"].value_counts().to_pylist()
+    counts = {part["values"]: part["counts"] for part in parts}
+    assert counts == {"gradient": 4, "class_sum": 2, "second_moment": 4}
+    assert record.stage("generation").read()["probe_loss"].notna().all()
+    (entry,) = releases(private_recipe(), tmp_path)
+    assert entry.release.space == "public-subspace, centred, and a probe"
+    generation = tiny_recipe().generation.model_dump() | {"probe_weight": 0.0}
+    free = run(private_recipe(generation=generation), tmp_path)
+    assert free.stage("target_gradient").cached
+    assert not free.stage("generation").cached
+    assert len(releases(private_recipe(), tmp_path)) == 1
+    # Without one, the gradient has all of the budget: another release.
+    recipe = private_recipe({"budget_epsilon": 9.0}, target_gradient=SPACE | {"probe_share": 0.0})
+    without = run(recipe, tmp_path)
+    assert "probe_trust" not in without.stage("target_gradient").figures
+    assert without.stage("generation").read()["probe_loss"].isna().all()
+    assert len(releases(recipe, tmp_path)) == 2
+
+
 def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
     private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
@@ -256,9 +285,12 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
     train = pd.read_parquet(neighbour / "train.parquet")
     train.iloc[1:].to_parquet(neighbour / "train.parquet")
 
-    def same_target(self: object, mechanism: object) -> dict[int, torch.Tensor]:
+    def same_target(self: object, mechanism: object) -> tuple[dict[int, torch.Tensor], Moments]:
         random = torch.Generator().manual_seed(3)
-        return {label: torch.randn(2, 4, generator=random) for label in (0, 1)}
+        sums = torch.randn(2, 4, generator=random, dtype=torch.float64)
+        second = torch.randn(4, 4, generator=random, dtype=torch.float64)
+        moments = Moments(dict(enumerate(sums)), second, 0.5, 0.5)
+        return {label: torch.randn(2, 4, generator=random) for label in (0, 1)}, moments
 
     monkeypatch.setattr("gradmm_core.target_gradient.TargetSums.release", same_target)
     monkeypatch.setattr("gradmm_core.target_gradient.TargetSums.cosines", lambda *_: {0: 0.0, 1: 0.0})
