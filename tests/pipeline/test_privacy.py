@@ -68,7 +68,7 @@ def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
     (entry,) = releases(recipe, tmp_path)
     assert entry.sha256 == first.stage("target_gradient").sha256
     assert entry.release.epsilon == 4.0
-    assert entry.release.space == "public-subspace, centred"
+    assert entry.release.space == "public-subspace, centred, and a probe"
     assert first.guarantee.releases == 1
     assert first.guarantee.composed_epsilon == pytest.approx(4.0)
 
@@ -237,9 +237,8 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     figures = record.stage("target_gradient").figures
     assert 0 <= figures["probe_trust"] <= 1
     assert figures["second_moment_noise"] > figures["sigma"]
-    parts = record.stage("target_gradient").read_table()["part"].value_counts().to_pylist()
-    counts = {part["values"]: part["counts"] for part in parts}
-    assert counts == {"gradient": 4, "class_sum": 2, "second_moment": 4}
+    parts = record.stage("target_gradient").read()["part"].value_counts().to_dict()
+    assert parts == {"gradient": 4, "class_sum": 2, "second_moment": 4}
     assert record.stage("generation").read()["probe_loss"].notna().all()
     (entry,) = releases(private_recipe(), tmp_path)
     assert entry.release.space == "public-subspace, centred, and a probe"
