@@ -124,7 +124,7 @@ def _styled(function: Callable[P, T]) -> Callable[P, T]:
 
 @_styled
 def loss_history(texts: pd.DataFrame) -> Figure:
-    """Matching loss of what was tried in each round or iteration: median and quartiles over the texts.
+    """What was minimised, after each round or iteration: median and quartiles over the texts.
 
     Args:
         texts: rows of `generation` or of a shard, with the column `loss_history`: a list for each text, of
@@ -138,7 +138,7 @@ def loss_history(texts: pd.DataFrame) -> Figure:
     if not len(rounds):
         raise ValueError("no text has a finite loss")
     low, median, high = np.nanquantile(losses[:, rounds], [0.25, 0.5, 0.75], axis=0)
-    figure, axes = _figure("Matching loss while generating", "round", "matching loss")
+    figure, axes = _figure("Loss while generating", "round", "matching loss, and the probe's at its price")
     axes.fill_between(rounds, low, high, color=BLUE, alpha=0.25, linewidth=0, label="half of the texts")
     axes.plot(rounds, median, color=BLUE, marker="o" if len(rounds) == 1 else "", label="median")
     axes.set_ylim(bottom=0)
