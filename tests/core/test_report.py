@@ -249,7 +249,7 @@ def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRe
     labels = [str(svg["aria-label"]) for svg in page.tags("svg")]
     assert [label.split(". ")[0] for label in labels] == [
         "Noisy against clean target",
-        "Matching loss while generating",
+        "Loss while generating",
         "Texts left after each stage",
         "Test accuracy by fine-tuning step",
         "Membership inference",
