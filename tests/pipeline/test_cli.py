@@ -205,7 +205,7 @@ def test_a_run_stopped_in_generation_goes_on_where_it_was(
     _, said = process.communicate(timeout=60)
     if how != signal.SIGKILL:
         assert time.monotonic() - asked < 20
-        assert process.returncode == 130
+        assert process.returncode == 130, said
         assert "gradmm: stopped; finished stages and shards are kept" in said
         assert "Traceback" not in said
     assert gradmm("run", recipe_file, "--root", root, *SLOW).status == 0
