@@ -41,6 +41,16 @@ def test_records_are_shared_out_among_the_classes_and_none_adds_more_than_c() ->
     assert second.centred == pytest.approx(600 / np.hypot(600, MECHANISM.sigma * 20))
 
 
+def test_a_probe_leaves_a_record_its_part_of_c() -> None:
+    whole, part = (
+        expected_cosines(MECHANISM, ReleaseNorms.of(1.0, share), space(400, _0=1e6), records=600)[0].centred
+        for share in (0.0, 0.75)
+    )
+    signal = 600 * 0.5  # where every record is clipped, sqrt(1 - 0.75) of it is left
+    assert part == pytest.approx(signal / np.hypot(signal, MECHANISM.sigma * 20))
+    assert part < whole
+
+
 def test_a_target_of_noise_is_warned_of() -> None:
     weak = expected_cosines(MECHANISM, NORMS, space(4_000_000, _0=8.0), records=600)
     strong = expected_cosines(MECHANISM, NORMS, space(4, _0=8.0), records=60_000)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
@@ -89,6 +89,7 @@ def noisy(clean: Moments, class_sum_noise: float, second_noise: float, seed: int
     second_noise=st.floats(0, 1e4),
     count=st.integers(3, 300),
 )
+@example(seed=1, class_sum_noise=4.0, second_noise=0.0, count=3)  # eigenvalues below zero
 def test_however_large_the_noise_the_probe_is_finite_and_its_trust_a_share(
     seed: int, class_sum_noise: float, second_noise: float, count: int
 ) -> None:
@@ -113,6 +114,19 @@ def test_a_probe_of_noise_alone_is_not_trusted_and_little_noise_changes_little()
         probe for seed in range(50) if (probe := fit_probe(identity(), noisy(clean, 1e3, 1e3, seed))).trust == 0
     )
     assert torch.allclose(none.losses(points, LABELS[0]), torch.full((50,), np.log(3.0), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("second_noise", [0.0, 5.0, 500.0])
+def test_no_direction_weighs_more_than_the_noise_allows(second_noise: float) -> None:
+    count = 2000
+    probe = fit_probe(identity(), noisy(moments(*records(count)), 0.0, second_noise, 3))
+    floor = np.sqrt(2 * DIMENSIONS) * (1 + CONSTANT**2) * second_noise / count
+    features, columns = records(count)
+    means = torch.stack([features[columns == column].mean(dim=0) for column in range(3)])
+    longest = (means - features.mean(dim=0)).norm(dim=1)
+    allowed = probe.trust * longest / max(floor, 1 / (count + DIMENSIONS))
+    assert probe.trust > 0
+    assert (probe.weights.norm(dim=0) <= allowed * (1 + 1e-6)).all()
 
 
 def test_noise_in_the_second_moment_keeps_the_probe_from_unstable_directions() -> None:
