@@ -163,6 +163,23 @@ def test_all_parts_of_a_record_together_are_no_longer_than_c(probe_share: float)
     assert farthest_record(each_to_c) > 1.7 * C
 
 
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+def test_a_canary_goes_through_every_part_of_a_release(probe_share: float) -> None:
+    norms = ReleaseNorms.of(C, probe_share)
+    release = CanaryRelease(mechanism(), norms)
+    canary = np.random.default_rng(0).normal(size=(1, release.dims))
+    summed = release.sum_of(1e3 * canary)
+    assert len(summed) == release.dims == release.noise(1).shape[1] == 512
+    assert np.linalg.norm(summed) == pytest.approx(C, rel=1e-9)
+    begin = 0
+    for norm in norms:
+        part = summed[begin : begin + round(512 * norm**2 / C**2 / 4) * 4]
+        assert np.linalg.norm(part) == pytest.approx(norm, rel=1e-9)
+        begin += len(part)
+    # In its own direction, nearly all of it.
+    assert float(summed @ canary[0]) / np.linalg.norm(canary) > 0.99 * C
+
+
 def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> None:
     audited = mechanism(clipping_norm=0.7, sampler="discrete")
     random = torch.Generator().manual_seed(3)
