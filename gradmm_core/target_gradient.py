@@ -5,7 +5,7 @@ With it, in the same noisy vector, the sums that a probe is made of (`probe`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class TargetSums:
     gradient), and what went into it. All of it is read off the private data.
 
     Attributes:
-        moments: in the units of the features. In the release each part is `norms` times as large.
+        class_sums, second_moment: what a probe is made of, in the units of the release (`norms`); None without.
     """
 
     values: dict[int, Tensor]
@@ -52,25 +52,35 @@ class TargetSums:
     text_tokens: dict[int, float]
     clip_fraction: float
     norms: ReleaseNorms
-    moments: Moments | None = None
+    class_sums: dict[int, Tensor] | None = None
+    second_moment: Tensor | None = None
+
+    @property
+    def moments(self) -> Moments | None:
+        """Of the clean sums; None without a probe."""
+        return self._moments(self.class_sums, self.second_moment, 0.0)
 
     def release(self, mechanism: GaussianMechanism | None) -> tuple[dict[int, Tensor], Moments | None]:
         """All classes' sums, and a probe's, as one noisy vector. Every call draws anew: it is one more release."""
         if mechanism is None:
             return self.values, self.moments
         values = _noisy(self.values, mechanism)
-        if self.moments is None:
+        if self.class_sums is None or self.second_moment is None:
             return values, None
-        # Divided by the part's norm after the noise is there: the division is post-processing.
-        sums = {label: total * self.norms.class_sum for label, total in self.moments.class_sums.items()}
-        noisy_sums = _noisy(sums, mechanism)
-        second = _noisy({-1: self.moments.second_moment * self.norms.second_moment}, mechanism)[-1]
-        return values, Moments(
-            {label: total / self.norms.class_sum for label, total in noisy_sums.items()},
-            second / self.norms.second_moment,
-            mechanism.sigma / self.norms.class_sum,
-            mechanism.sigma / self.norms.second_moment,
-        )
+        # Noise first: a sum on the discrete sampler's grid stays there until it has its noise.
+        class_sums = _noisy(self.class_sums, mechanism)
+        second_moment = _noisy({-1: self.second_moment}, mechanism)[-1]
+        return values, self._moments(class_sums, second_moment, mechanism.sigma)
+
+    def _moments(
+        self, class_sums: dict[int, Tensor] | None, second_moment: Tensor | None, sigma: float
+    ) -> Moments | None:
+        """In the units of the features."""
+        if class_sums is None or second_moment is None:
+            return None
+        _, of_sums, of_second = self.norms
+        unscaled = {label: total / of_sums for label, total in class_sums.items()}
+        return Moments(unscaled, second_moment / of_second, sigma / of_sums, sigma / of_second)
 
     def cosines(self, noisy: dict[int, Tensor]) -> dict[int, float]:
         """Of each class's noisy and clean target: the centred cosine where targets are centred."""
@@ -148,14 +158,11 @@ def target_sums(
         text_tokens={label: float(texts.lengths[rows[label]].mean()) for label in sums},
         clip_fraction=clipped / len(data),
         norms=norms,
-        moments=None if space.features is None else _moments({label: running[label] for label in sums}, norms),
+        class_sums={label: running[label].class_sum.total[0] for label in sums} if space.features else None,
+        second_moment=torch.stack([running[label].second_moment.total for label in sums]).sum(dim=0)
+        if space.features
+        else None,
     )
-
-
-def _moments(sums: Mapping[int, RecordSums], norms: ReleaseNorms) -> Moments:
-    class_sums = {label: of_class.class_sum.total[0] / norms.class_sum for label, of_class in sums.items()}
-    second = torch.stack([of_class.second_moment.total for of_class in sums.values()]).sum(dim=0)
-    return Moments(class_sums, second / norms.second_moment)
 
 
 @torch.no_grad()

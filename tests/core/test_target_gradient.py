@@ -283,3 +283,26 @@ def test_unfinished_sums_are_written_every_so_often(tmp_path: Path, monkeypatch:
         seen.append(unfinished.file.exists())
         unfinished.delete()
     assert seen == [False, False, True, False, True]
+
+
+def test_exact_noise_is_added_to_sums_that_are_on_its_grid_to_the_last_bit(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    probed_space: TargetSpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mechanism = MECHANISM.model_copy(update={"sampler": "discrete"})
+    space = replace(probed_space, rows=torch.tensor(label_rows(template)))
+    sums = target_sums(phi, template, DATA, TargetGradientSettings(probe_share=0.4), 0.1, mechanism, space)
+    noised: list[torch.Tensor] = []
+
+    def seen(values: dict[int, torch.Tensor], _: GaussianMechanism) -> dict[int, torch.Tensor]:
+        noised.extend(values.values())
+        return values
+
+    monkeypatch.setattr(target_gradient, "_noisy", seen)
+    sums.release(mechanism)
+    assert len(noised) == 5
+    for total in noised:
+        steps = total / mechanism._step
+        assert torch.equal(steps, steps.round())
