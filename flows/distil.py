@@ -75,7 +75,7 @@ def distil(
         privacy: The guarantee asked for.
         target_gradient: The gradient that the synthetic texts are to match.
         generation: How many texts, how long, and by which method.
-        label_filter: Drops texts that the model takes for another class.
+        label_filter: Drops texts that the model and the probe take for another class.
         loss_selection: Keeps the texts that match best.
         category_balance: Evens out how well the classes match.
         finetune_eval: Fine-tuning on the synthetic texts, and on as many real ones.

@@ -136,8 +136,15 @@ def generated_texts(runs: StageRuns, recipe: Recipe, aim: Aim) -> StageArtifact:
 def filtered_texts(runs: StageRuns, recipe: Recipe, aim: Aim, generated: StageArtifact) -> StageArtifact:
     """What all filters leave."""
     context, model, wording, space, target = runs.context, aim.model, aim.wording, aim.space, aim.target
+    probed = recipe.target_gradient.probe_share > 0 and recipe.generation.probe_weight > 0
     of_their_class = runs.run(
-        label_filter_stage, texts=generated, model=model, wording=wording, settings=recipe.label_filter
+        label_filter_stage,
+        texts=generated,
+        model=model,
+        wording=wording,
+        settings=recipe.label_filter,
+        target=target if probed else None,
+        space=space if probed else None,
     )
     selected = runs.run(
         loss_selection_stage,

@@ -27,7 +27,7 @@ WHAT = {
     "mechanism_audit": "Puts canaries through the clipping and the noise, before anything private is read.",
     "target_gradient": "Sums the clipped gradients of each class's real examples; adds noise once, if asked to.",
     "generation": "Searches for texts whose gradients point the way of their class's target.",
-    "label_filter": "Drops texts that the model, shown public examples, takes for another class.",
+    "label_filter": "Drops texts that the model, shown public examples, and the probe take for another class.",
     "loss_selection": "Drops duplicates and near ones, and keeps the texts that match best.",
     "category_balance": "Drops the worst texts of classes that match worse than the best one.",
     "finetune_eval": "Fine-tunes the model on the texts that are left, and on as many real ones.",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,12 +31,8 @@ from gradmm_core.sentence_ends import PAD
 from gradmm_core.settings import GenerationSettings, TargetGradientSettings
 from gradmm_core.shards import Shard
 from gradmm_core.target_space import TargetSpace
-from gradmm_core.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_texts
-from gradmm_core.text_features import text_means
+from gradmm_core.template import TokenisedTemplate, tokenise_texts
 from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
-
-#: Texts per forward pass where a probe reads them.
-PROBED_TOGETHER = 64
 
 
 def generate(
@@ -85,8 +81,10 @@ def generate(
         solve = _search(task) if settings.method == "search" else _admm(task)
         results = [result for batch in batches for result in in_parts_that_fit(solve, batch)]
     frame = _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
-    losses = _probe_losses(language_model, template, probe, frame["token_ids"].tolist(), shard.label)
-    return frame.assign(probe_loss=losses)
+    if probe is None:
+        return frame.assign(probe_loss=np.nan)
+    judged = probe.judge(language_model, template, frame["token_ids"].tolist())
+    return frame.assign(probe_loss=-judged[:, probe.labels.index(shard.label)].double().numpy())
 
 
 def generation_figures(texts: pd.DataFrame) -> dict[str, Any]:
@@ -198,24 +196,6 @@ def _check_finite(frame: pd.DataFrame, language_model: LanguageModel) -> None:
         if language_model.tokenizer.bos_token_id is not None:
             problem = "the model gives texts a log-perplexity that is not finite"
         raise InputError(problem, "generation.text_tokens", "write longer texts, or use another model")
-
-
-@torch.no_grad()
-def _probe_losses(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    probe: Probe | None,
-    texts: list[list[int]],
-    label: int,
-) -> Float[np.ndarray, " texts"]:
-    """Of the texts as they will be read; NaN without a probe."""
-    losses = np.full(len(texts), np.nan)
-    if probe is not None:
-        for rows in length_bucketed([len(text) for text in texts], PROBED_TOGETHER):
-            batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
-            means = text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
-            losses[rows] = probe.losses(means, label).cpu().numpy()
-    return losses
 
 
 @torch.no_grad()

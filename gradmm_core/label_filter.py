@@ -1,4 +1,10 @@
-"""Drops the texts that the language model itself, shown a few examples, takes for another class."""
+"""Drops the texts that are taken for another class: by the language model itself, shown a few examples, and by the
+probe that was released with the target.
+
+Their log-probabilities are added, so that the one that is surer decides. A probe that has learnt nothing is
+undecided, and leaves it to the model; one that has seen enough records outvotes a model that has yet to learn
+the task.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,7 @@ from torch import Tensor
 from gradmm_core.classification import predict
 from gradmm_core.filters import token_lists
 from gradmm_core.language_model import LanguageModel
+from gradmm_core.probe import Probe
 from gradmm_core.settings import LabelFilterSettings
 from gradmm_core.template import TokenisedTemplate
 from gradmm_core.wording import ResponseTemplate
@@ -22,10 +29,14 @@ def filter_labels(
     template: TokenisedTemplate,
     texts: pd.DataFrame,
     settings: LabelFilterSettings,
+    probe: Probe | None = None,
 ) -> pd.DataFrame:
     """Adds `predicted`, `probability` (of the text's own class), `kept` and `reason` (GRADMM, section 4.3).
 
     The exemplars are public and written by hand; before every text stand lines of exemplar + suffix + verbaliser.
+
+    Args:
+        probe: has a say too; it is not shown the exemplars.
     """
     lines = [f"{e.text}{wording.suffix}{wording.verbalisers[e.label]}\n" for e in settings.exemplars]
     context, tokens = language_model.encode("".join(lines)), token_lists(texts)
@@ -37,6 +48,9 @@ def filter_labels(
     probabilities = predictions.probabilities
     if settings.calibrated:
         probabilities = calibrated(probabilities, torch.from_numpy(own))
+    if probe is not None:
+        by_probe = probe.judge(language_model, template, tokens, settings.batch_size)
+        probabilities = (_logs(probabilities) + by_probe.to(probabilities)).softmax(dim=1)
     predicted = np.array(template.labels)[probabilities.argmax(dim=1).numpy()]
     agrees = predicted == labels
     kept = agrees if settings.enabled else np.ones_like(agrees)
@@ -59,6 +73,10 @@ def calibrated(
     Args:
         own: the column of the class that each text was written for.
     """
-    logs = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+    logs = _logs(probabilities)
     means = torch.stack([logs[own == column].mean(dim=0) for column in own.unique()])
     return (logs - means.mean(dim=0)).softmax(dim=1)
+
+
+def _logs(probabilities: Float[Tensor, "texts classes"]) -> Float[Tensor, "texts classes"]:
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()

@@ -17,14 +17,17 @@ Second moments for private regression: McSherry and Mironov (2009); Wang (2018) 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradmm_core.language_model import LanguageModel
 from gradmm_core.release_norms import CONSTANT
-from gradmm_core.text_features import TextFeatures
+from gradmm_core.template import TokenisedTemplate, length_bucketed, make_batch
+from gradmm_core.text_features import TextFeatures, text_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +56,30 @@ class Probe:
     biases: Float[Tensor, " classes"]
     trust: float
 
+    def log_probabilities(self, means: Float[Tensor, "batch width"]) -> Float[Tensor, "batch classes"]:
+        """log p(class | text), in nats, of texts by their `text_means`. Differentiable."""
+        return (self.features(means) @ self.weights.to(means) + self.biases.to(means)).log_softmax(dim=1)
+
     def losses(self, means: Float[Tensor, "batch width"], label: int) -> Float[Tensor, " batch"]:
-        """-log p(label | text), in nats, of texts by their `text_means`. Differentiable."""
-        logits = self.features(means) @ self.weights.to(means) + self.biases.to(means)
-        return -logits.log_softmax(dim=1)[:, self.labels.index(label)]
+        """-log p(label | text)."""
+        return -self.log_probabilities(means)[:, self.labels.index(label)]
+
+    @torch.no_grad()
+    def judge(
+        self,
+        language_model: LanguageModel,
+        template: TokenisedTemplate,
+        texts: Sequence[list[int]],
+        batch_size: int = 64,
+    ) -> Float[Tensor, "texts classes"]:
+        """`log_probabilities` of texts as token ids, without prefix and suffix; in their order, on the CPU."""
+        judged = torch.zeros(len(texts), len(self.labels))
+        for rows in length_bucketed([len(text) for text in texts], batch_size):
+            chosen = [texts[row] for row in rows]
+            batch = make_batch(template, chosen, [self.labels[0]] * len(chosen), language_model.device)
+            means = text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
+            judged[rows] = self.log_probabilities(means).to(judged)
+        return judged
 
 
 def fit_probe(features: TextFeatures, moments: Moments) -> Probe:

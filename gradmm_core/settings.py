@@ -257,7 +257,7 @@ class Exemplar(Settings):
 
 
 class LabelFilterSettings(Settings):
-    """Few-shot classification of the generated texts."""
+    """Few-shot classification of the generated texts; a released probe has a say too."""
 
     runtime_fields = frozenset({"batch_size"})
 

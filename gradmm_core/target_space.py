@@ -236,11 +236,15 @@ def from_table(
     basis = _matrix(table, "basis", -1).to(device) if settings.space == "public-subspace" else None
     labels = template.labels if settings.centred else []
     centres = {label: _matrix(table, "centre", label).to(device) for label in labels}
-    features = None
-    if "feature_map" in table["part"].unique().to_pylist():
-        mean, map_ = (_matrix(table, part, -1).to(device) for part in ("feature_mean", "feature_map"))
-        features = TextFeatures(mean[0], map_)
-    return TargetSpace(rows, basis, centres, features)
+    return TargetSpace(rows, basis, centres, features_from_table(table, device))
+
+
+def features_from_table(table: pa.Table, device: torch.device) -> TextFeatures | None:
+    """What a probe's features are, where the space has a probe."""
+    if "feature_map" not in table["part"].unique().to_pylist():
+        return None
+    mean, map_ = (_matrix(table, part, -1).to(device) for part in ("feature_mean", "feature_map"))
+    return TextFeatures(mean[0], map_)
 
 
 def _matrix(table: pa.Table, part: str, label: int) -> Float[Tensor, "rows columns"]:

@@ -1,4 +1,4 @@
-"""Stage 3: drop the texts that the model takes for another class."""
+"""Stage 3: drop the texts that the model and the probe take for another class."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ def label_filter(
     model: ModelReference,
     wording: ResponseTemplate,
     settings: LabelFilterSettings,
+    target: StageArtifact | None,
+    space: StageArtifact | None,
 ) -> Outcome:
-    """Few-shot classification with the recipe's public exemplars."""
+    """Few-shot classification with the recipe's public exemplars, and the opinion of the released probe.
+
+    Args:
+        target, space: what a probe is made of; None for texts that are made without one.
+    """
     # Late, see tasks/stage.py.
     from gradmm_core.label_filter import filter_labels
+    from tasks.matched_target import released_probe
 
     language_model, template = read_model(context, model, wording)
-    judged = filter_labels(language_model, wording, template, texts.read(), settings)
+    probe = released_probe(target, space, template, language_model.device)
+    judged = filter_labels(language_model, wording, template, texts.read(), settings, probe)
     return judged, filter_figures(judged, "label_filter")

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.probe import Probe, fit_probe
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_space import TargetSpace, from_table
+from gradmm_core.target_space import TargetSpace, features_from_table, from_table
 from gradmm_core.target_table import matrix_of, moments_of
 from gradmm_core.template import TokenisedTemplate
 
@@ -36,9 +36,12 @@ def matched_target(
     return matched, where
 
 
-def released_probe(target: StageArtifact, where: TargetSpace, template: TokenisedTemplate) -> Probe | None:
+def released_probe(
+    target: StageArtifact | None, space: StageArtifact | None, template: TokenisedTemplate, device: torch.device
+) -> Probe | None:
     """The probe that was released with the target, if one was."""
-    if where.features is None:
+    features = features_from_table(space.read_table(), device) if space else None
+    if target is None or features is None:
         return None
     noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
-    return fit_probe(where.features, moments_of(target.read_table(), template.labels, noise))
+    return fit_probe(features, moments_of(target.read_table(), template.labels, noise))

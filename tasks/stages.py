@@ -86,7 +86,17 @@ STAGES: dict[str, Stage] = {
     ),
     "generation_shard": Stage(8, _GENERATION),
     "generation": Stage(8, _GENERATION),
-    "label_filter": Stage(4, (*_SCORING, *_FILTERS, *_core("label_filter"), "tasks.label_filter")),
+    "label_filter": Stage(
+        5,
+        (
+            *_SCORING,
+            *_FILTERS,
+            *_SPACE,
+            *_core("label_filter"),
+            "tasks.label_filter",
+            "tasks.matched_target",
+        ),
+    ),
     "loss_selection": Stage(
         4,
         (

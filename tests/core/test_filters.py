@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 from random import Random
 
@@ -19,8 +20,9 @@ from gradmm_core.loss_selection import select_by_loss
 from gradmm_core.settings import CategoryBalanceSettings, Exemplar, LabelFilterSettings, LossSelectionSettings
 from gradmm_core.target_set import TargetSet
 from gradmm_core.template import TokenisedTemplate
+from gradmm_core.text_features import text_means
 from gradmm_core.wording import ResponseTemplate
-from tests.conftest import tiny_language_model
+from tests.conftest import random_probe, tiny_language_model
 
 losses = st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=12)
 
@@ -177,6 +179,40 @@ def test_a_calibrated_filter_forgets_what_the_model_prefers_whatever_it_reads(
     assert fair["probability"].tolist() == pytest.approx(biased["probability"].tolist())
     assert fair["kept"].nunique() == 2
     assert judged(20.0, calibrated=False)["predicted"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_probe_and_the_model_add_their_log_probabilities(
+    calibrated: bool, phi: LanguageModel, wording: ResponseTemplate, template: TokenisedTemplate
+) -> None:
+    words = ["cold soup", "a smell", "late", "good light", "fresh bread of today", "warm"]
+    frame = texts([0.1] * 3, [0.1] * 3, words=words)
+    frame["token_ids"] = frame["text"].map(phi.encode)
+    settings, probe = LabelFilterSettings(calibrated=calibrated, batch_size=2), random_probe(phi, template)
+    alone = filter_labels(phi, wording, template, frame, settings)
+    both = filter_labels(phi, wording, template, frame, settings, probe)
+    for before, row in zip(alone.itertuples(), both.itertuples(), strict=True):
+        layers = phi.layers(input_ids=torch.tensor([row.token_ids]))
+        means = text_means(layers, torch.ones(1, len(row.token_ids), dtype=torch.bool))
+        log_odds = torch.logit(torch.tensor(before.probability, dtype=torch.float64)) + torch.logit(
+            torch.exp(-probe.losses(means, row.label).double())
+        )
+        assert row.probability == pytest.approx(float(torch.sigmoid(log_odds)), abs=1e-6)
+        assert row.kept == (row.predicted == row.label) == (row.probability > 0.5)
+    assert alone["kept"].tolist() != both["kept"].tolist()
+
+
+def test_a_probe_that_has_learnt_nothing_leaves_it_to_the_model(
+    phi: LanguageModel, wording: ResponseTemplate, template: TokenisedTemplate
+) -> None:
+    frame = texts([0.1] * 2, [0.1] * 2, words=["cold soup", "a smell", "late", "warm"])
+    frame["token_ids"] = frame["text"].map(phi.encode)
+    sure = random_probe(phi, template)
+    nothing = replace(sure, weights=0 * sure.weights, biases=0 * sure.biases, trust=0.0)
+    alone, both = (
+        filter_labels(phi, wording, template, frame, LabelFilterSettings(), probe) for probe in (None, nothing)
+    )
+    pd.testing.assert_frame_equal(alone, both)
 
 
 @given(

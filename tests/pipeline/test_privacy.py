@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ import tasks.inputs
 import tasks.target_gradient
 from flows.distil import distil
 from gradmm_core import unfinished_sums
+from gradmm_core.artifacts import METADATA_KEY
 from gradmm_core.errors import InputError
 from gradmm_core.filters import kept_texts
 from gradmm_core.ledger import Entry, Ledger
@@ -247,6 +249,9 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     assert free.stage("target_gradient").cached
     assert not free.stage("generation").cached
     assert len(releases(private_recipe(), tmp_path)) == 1
+    # A probe that texts were made without does not judge them either.
+    files = [pq.read_schema(each.stage("label_filter").path) for each in (record, free)]
+    assert ["target" in json.loads(file.metadata[METADATA_KEY])["upstream"] for file in files] == [True, False]
     # Without one, the gradient has all of the budget: another release.
     recipe = private_recipe({"budget_epsilon": 9.0}, target_gradient=SPACE | {"probe_share": 0.0})
     without = run(recipe, tmp_path)
