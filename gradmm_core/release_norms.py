@@ -30,15 +30,18 @@ class ReleaseNorms(NamedTuple):
     second_moment: float = 0.0
 
     @classmethod
-    def of(cls, clipping_norm: float, probe_share: float) -> ReleaseNorms:
+    def of(
+        cls, clipping_norm: float, probe_share: float, class_sum_share: float = CLASS_SUM_SHARE
+    ) -> ReleaseNorms:
         """Args:
         probe_share: the probe's part of C^2; at least 0 and less than 1.
+        class_sum_share: of the probe's, what the class sums have.
         """
         probe = clipping_norm * math.sqrt(probe_share)
         return cls(
             clipping_norm * math.sqrt(1 - probe_share),
-            probe * math.sqrt(CLASS_SUM_SHARE),
-            probe * math.sqrt(1 - CLASS_SUM_SHARE),
+            probe * math.sqrt(class_sum_share),
+            probe * math.sqrt(1 - class_sum_share),
         )
 
 
@@ -50,8 +53,7 @@ def probe_dimensions(
 ) -> int | None:
     """How many directions of public texts' features a probe works with; None without one. Nothing private decides.
 
-    As set, or so many that the noise's spectral norm is at most half of the average eigenvalue that the second
-    moment would have if real texts were spread as public ones are: sqrt(2 k) sd / N <= 1 / (2 k).
+    As set, or as many as fit under the noise.
 
     Args:
         sigma: of the release's noise; None without any.
@@ -64,6 +66,12 @@ def probe_dimensions(
         return MOST_DIMENSIONS
     assert declared_records is not None  # the recipe's validation asked for it
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
-    deviation = sigma / norms.second_moment * (1 + CONSTANT**2)
-    fitting = (declared_records / (2 * math.sqrt(2) * deviation)) ** (2 / 3)
-    return max(1, min(MOST_DIMENSIONS, int(fitting)))
+    return min(MOST_DIMENSIONS, fitting_dimensions(norms.second_moment, sigma, declared_records))
+
+
+def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:
+    """So many that the noise's spectral norm is at most half of the average eigenvalue that the second moment
+    would have if real texts were spread as public ones are, sqrt(2 k) sd / N <= 1 / (2 k), and at least one.
+    """
+    deviation = sigma / second_moment_norm * (1 + CONSTANT**2)
+    return max(1, int((records / (2 * math.sqrt(2) * deviation)) ** (2 / 3)))

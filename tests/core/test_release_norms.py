@@ -21,13 +21,16 @@ def mechanism(epsilon: float, clipping_norm: float = 1.0) -> GaussianMechanism:
     )
 
 
-@given(clipping_norm=st.floats(1e-3, 1e3), probe_share=st.floats(0, 0.999))
+@given(
+    clipping_norm=st.floats(1e-3, 1e3), probe_share=st.floats(0, 0.999), class_sum_share=st.floats(0.001, 0.999)
+)
 def test_the_squares_of_the_parts_norms_add_up_to_that_of_the_whole(
-    clipping_norm: float, probe_share: float
+    clipping_norm: float, probe_share: float, class_sum_share: float
 ) -> None:
-    norms = ReleaseNorms.of(clipping_norm, probe_share)
+    norms = ReleaseNorms.of(clipping_norm, probe_share, class_sum_share)
     assert math.hypot(*norms) == pytest.approx(clipping_norm, rel=1e-12)
     assert norms.gradient**2 == pytest.approx((1 - probe_share) * clipping_norm**2)
+    assert norms.class_sum**2 == pytest.approx(class_sum_share * probe_share * clipping_norm**2)
 
 
 def test_without_a_probe_the_gradient_has_all_of_it() -> None:
