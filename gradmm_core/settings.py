@@ -236,7 +236,7 @@ class GenerationSettings(Settings):
     probe_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=1.0,
         description="Price of a nat of the probe's loss, in units of the matching loss. For method=search, where "
-        "target_gradient.probe_share is above 0.",
+        "target_gradient.probe_share is above 0. 0: it has no say, not even in the label filter.",
     )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(
