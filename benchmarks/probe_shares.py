@@ -24,15 +24,16 @@ import torch
 from jaxtyping import Float, Int
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
-from torch.nn import functional as F
 
 from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from gradmm_core.arm_recipes import with_epsilon
 from gradmm_core.data import LabelledTexts
+from gradmm_core.head_gradient import HeadGradients
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
-from gradmm_core.probe import Moments, fit_probe
+from gradmm_core.probe import fit_probe
 from gradmm_core.release_norms import MOST_DIMENSIONS, ReleaseNorms, fitting_dimensions
+from gradmm_core.target_gradient import TargetSums
 from gradmm_core.target_space import TargetSpace, make_target_space, public_texts
 from gradmm_core.template import head_gradients, length_bucketed, make_batch, tokenise_split
 from gradmm_core.text_features import TextFeatures, text_means
@@ -44,7 +45,7 @@ BATCH_SIZE = 128
 class Read:
     """Texts of one class: gradients about the centre, in the target's space, and means of hidden states."""
 
-    gradients: Float[Tensor, "texts rows dimensions"]
+    gradients: list[HeadGradients]
     means: Float[Tensor, "texts width"]
 
 
@@ -110,9 +111,9 @@ def read(bench: Bench, space: TargetSpace, texts: Sequence[list[int]], label: in
         batch = make_batch(bench.template, chosen, [label] * len(chosen), bench.language_model.device)
         layers = bench.language_model.layers(input_ids=batch.input_ids)
         factors = head_gradients(bench.language_model, batch, layers[-1]).double()
-        gradients.append(space.project(factors, label).materialise().cpu())
+        gradients.append(space.project(factors, label))
         means.append(text_means(layers, batch.text_mask).cpu())
-    return Read(torch.cat(gradients), torch.cat(means))
+    return Read(gradients, torch.cat(means))
 
 
 def released(
@@ -125,39 +126,37 @@ def released(
 ) -> dict[str, float]:
     """One division's figures."""
     vectors = {label: features.with_constant(of_class.means) for label, of_class in train.items()}
-    sums = {label: of_class.sum(dim=0) for label, of_class in vectors.items()}
-    second = torch.stack([of_class.mT @ of_class for of_class in vectors.values()]).sum(dim=0)
-    targets = {label: clipped_sum(of_class.gradients, norms.gradient) for label, of_class in train.items()}
+    second_moment = torch.stack([of_class.mT @ of_class for of_class in vectors.values()]).sum(dim=0)
+    sums = TargetSums(
+        values={label: clipped_sum(of_class.gradients, norms.gradient) for label, of_class in train.items()},
+        records={label: len(of_class) for label, of_class in vectors.items()},
+        text_tokens={},
+        clip_fraction=math.nan,
+        norms=norms,
+        class_sums={label: norms.class_sum * of_class.sum(dim=0) for label, of_class in vectors.items()},
+        second_moment=norms.second_moment * second_moment,
+    )
     points = torch.cat([of_class.means for of_class in test.values()])
     columns = torch.cat([torch.full((len(r.means),), column) for column, r in enumerate(test.values())])
 
-    def noise(like: Tensor, of_norm: float) -> Tensor:
-        return torch.from_numpy(mechanism.noise(tuple(like.shape))) / of_norm
-
     aucs, trusts, cosines = [], [], []
     for _ in range(draws):
-        noisy = {label: total + noise(total, norms.class_sum) for label, total in sums.items()}
-        deviations = (mechanism.sigma / norms.class_sum, mechanism.sigma / norms.second_moment)
-        probe = fit_probe(features, Moments(noisy, second + noise(second, norms.second_moment), *deviations))
+        values, moments = sums.release(mechanism)
+        assert moments is not None
+        probe = fit_probe(features, moments)
         aucs.append(auc(probe.log_probabilities(points), columns))
         trusts.append(probe.trust)
-        pairs = [(target.flatten(), (target + noise(target, 1.0)).flatten()) for target in targets.values()]
-        cosines += [float(F.cosine_similarity(clean, with_noise, dim=0)) for clean, with_noise in pairs]
+        cosines += sums.cosines(values).values()
     figures = {"auc": aucs, "trust": trusts, "cosine": cosines}
     return {name: round(statistics.fmean(values), 4) for name, values in figures.items()}
 
 
-def clipped_sum(
-    gradients: Float[Tensor, "texts rows dimensions"], norm: float
-) -> Float[Tensor, "rows dimensions"]:
-    scales = (norm / gradients.flatten(1).norm(dim=1).clamp_min(1e-30)).clamp_max(1.0)
-    return (gradients * scales[:, None, None]).sum(dim=0)
+def clipped_sum(batches: Sequence[HeadGradients], norm: float) -> Float[Tensor, "rows dimensions"]:
+    return torch.stack([batch.clipped_sum(norm).cpu() for batch in batches]).sum(dim=0)
 
 
 def auc(log_probabilities: Float[Tensor, "texts classes"], columns: Int[Tensor, " texts"]) -> float:
     """Of each class against the rest, the mean over classes."""
-    if not math.isfinite(float(log_probabilities.sum())):
-        raise ValueError("the probe's opinions are not finite")
     values = log_probabilities.double().numpy()
     found = [roc_auc_score(columns == column, values[:, column]) for column in range(values.shape[1])]
     return sum(found) / len(found)

@@ -50,7 +50,7 @@ def generation_shard(
         matching,
         settings,
         seed,
-        released_probe(target, space, template, language_model.device),
+        released_probe(target, where.features, template),
     )
     return texts, generation_figures(texts)
 

@@ -28,9 +28,13 @@ def label_filter(
     """
     # Late, see tasks/stage.py.
     from gradmm_core.label_filter import filter_labels
+    from gradmm_core.target_space import features_from_table
     from tasks.matched_target import released_probe
 
     language_model, template = read_model(context, model, wording)
-    probe = released_probe(target, space, template, language_model.device)
+    probe = None
+    if target and space:
+        features = features_from_table(space.read_table(), language_model.device)
+        probe = released_probe(target, features, template)
     judged = filter_labels(language_model, wording, template, texts.read(), settings, probe)
     return judged, filter_figures(judged, "label_filter")

@@ -8,9 +8,10 @@ from torch import Tensor
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.probe import Probe, fit_probe
 from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.target_space import TargetSpace, features_from_table, from_table
+from gradmm_core.target_space import TargetSpace, from_table
 from gradmm_core.target_table import matrix_of, moments_of
 from gradmm_core.template import TokenisedTemplate
+from gradmm_core.text_features import TextFeatures
 
 
 def matched_target(
@@ -37,11 +38,10 @@ def matched_target(
 
 
 def released_probe(
-    target: StageArtifact | None, space: StageArtifact | None, template: TokenisedTemplate, device: torch.device
+    target: StageArtifact, features: TextFeatures | None, template: TokenisedTemplate
 ) -> Probe | None:
-    """The probe that was released with the target, if one was."""
-    features = features_from_table(space.read_table(), device) if space else None
-    if target is None or features is None:
+    """The probe that was released with the target, if one was; `features` are its space's."""
+    if features is None:
         return None
     noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
     return fit_probe(features, moments_of(target.read_table(), template.labels, noise))

@@ -21,8 +21,9 @@ from gradmm_core import unfinished_sums
 from gradmm_core.artifacts import METADATA_KEY
 from gradmm_core.errors import InputError
 from gradmm_core.filters import kept_texts
+from gradmm_core.label_filter import filter_labels
 from gradmm_core.ledger import Entry, Ledger
-from gradmm_core.probe import Moments
+from gradmm_core.probe import Moments, Probe
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
 from tasks.stages import STAGES
@@ -233,8 +234,18 @@ def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
 
 
 def test_a_probe_is_released_with_the_target_and_its_price_is_free(
-    private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
+    private_recipe: Callable[..., Recipe],
+    tiny_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    judges = []
+
+    def filtered(*given):
+        judges.append(given[-1])
+        return filter_labels(*given)
+
+    monkeypatch.setattr("gradmm_core.label_filter.filter_labels", filtered)
     record = run(private_recipe(), tmp_path)
     figures = record.stage("target_gradient").figures
     assert 0 <= figures["probe_trust"] <= 1
@@ -252,6 +263,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     # A probe that texts were made without does not judge them either.
     files = [pq.read_schema(each.stage("label_filter").path) for each in (record, free)]
     assert ["target" in json.loads(file.metadata[METADATA_KEY])["upstream"] for file in files] == [True, False]
+    assert [isinstance(judge, Probe) for judge in judges] == [True, False]
     # Without one, the gradient has all of the budget: another release.
     recipe = private_recipe({"budget_epsilon": 9.0}, target_gradient=SPACE | {"probe_share": 0.0})
     without = run(recipe, tmp_path)
