@@ -46,7 +46,7 @@ from gradmm_core.settings import FinetuneEvalSettings, GenerationSettings, Match
 from gradmm_core.shards import Shard
 from gradmm_core.target_gradient import target_sums
 from gradmm_core.target_set import TargetSet, target_set
-from gradmm_core.target_space import FULL, TargetSpace, make_target_space, public_texts
+from gradmm_core.target_space import FULL, TargetSpace, difference_trust, make_target_space, public_texts
 from gradmm_core.template import tokenise_texts
 from gradmm_core.variety import distinct_n, self_bleu
 
@@ -177,10 +177,11 @@ def make_target(
     )
     sums = target_sums(bench.language_model, bench.template, data, settings, clipping_norm, mechanism, space)
     values, moments = sums.release(mechanism)
-    means = {
-        label: space.mean_gradient(value, label, float(sums.records[label]), public[label].clip_scale)
-        for label, value in values.items()
-    }
+    means = {}
+    for label, value in values.items():
+        records, clip_scale = float(sums.records[label]), public[label].clip_scale
+        trust = difference_trust(value, records, norms.gradient, mechanism.sigma if mechanism else 0.0)
+        means[label] = space.mean_gradient(value, label, records, clip_scale, trust)
     assert space.features is not None
     assert moments is not None
     return means, space.without_centres(), fit_probe(space.features, moments)

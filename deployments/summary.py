@@ -133,7 +133,9 @@ def _result(stage: StageRecord) -> str:
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
             return f"{records}, noise sigma {figures['sigma']:.3g}, cosine with the clean target {cosines}"
         case "generation":
-            return f"{_texts(stage)}, {figures['token_passes_per_text']:,.0f} token passes per text"
+            trusts = [f"{trust:.0%}" for trust in figures["target_trust"].values() if trust is not None]
+            target = f"a target trusted {', '.join(trusts)}, " if trusts else ""
+            return f"{target}{_texts(stage)}, {figures['token_passes_per_text']:,.0f} token passes per text"
         case "label_filter" | "loss_selection" | "category_balance":
             by_label = ", ".join(f"{label}: {n}" for label, n in figures["kept_by_label"].items())
             return f"{figures['kept']} left ({by_label}); {_texts(stage)}{_as_a_set(figures)}"

@@ -213,7 +213,9 @@ def stage_summary(record: StageRecord, names: Mapping[int, str]) -> str:
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
             return f"{records}, noise of sigma {figures['sigma']:.3g}, cosine with the clean target {cosines}"
         case "generation":
-            return f"{figure(record.rows)} texts, {_quality(figures)}"
+            trusts = [percent(trust) for trust in figures["target_trust"].values() if trust is not None]
+            target = f"a target trusted {', '.join(trusts)}, " if trusts else ""
+            return f"{figure(record.rows)} texts, {target}{_quality(figures)}"
         case "label_filter" | "loss_selection" | "category_balance":
             by_class = ", ".join(
                 f"{figure(figures['kept_by_label'].get(str(label), 0))} {escaped(name)}"

@@ -64,15 +64,21 @@ class TargetSpace:
         return HeadGradients(residual, hidden, None if centre is None else centre.to(hidden))
 
     def mean_gradient(
-        self, difference: Float[Tensor, "rows dimensions"], label: int, records: float, clip_scale: float
+        self,
+        difference: Float[Tensor, "rows dimensions"],
+        label: int,
+        records: float,
+        clip_scale: float,
+        trust: float,
     ) -> Float[Tensor, "rows dimensions"]:
         """The data's mean gradient, from the released sum of clipped differences to the centre.
 
         Args:
             records: of the class, or what was declared of them.
             clip_scale: what clipping leaves of a difference, as `PublicStatistics` has it.
+            trust: the part of the difference to go by, see `difference_trust`. At 0 the centre is left.
         """
-        return self.centres[label] + difference / (records * clip_scale)
+        return self.centres[label] + trust * difference / (records * clip_scale)
 
     def without_centres(self) -> TargetSpace:
         return replace(self, centres={})
@@ -80,6 +86,22 @@ class TargetSpace:
 
 #: The whole head, about no centre: the paper's.
 FULL = TargetSpace(None, None, {})
+
+
+def difference_trust(
+    difference: Float[Tensor, "rows dimensions"], records: float, clipping_norm: float, sigma: float
+) -> float:
+    """How much of a class's released difference is more than chance, from 0 to 1: it is shrunk by so much.
+
+    James and Stein's estimator (1961), its positive part. Records of norm at most C spread the squared norm of
+    their mean by at most C^2 / N, and the release's noise does by sigma^2 / N^2 in each coordinate.
+
+    Args:
+        difference: the sum over `records` of the class, each clipped to `clipping_norm`.
+        sigma: of the noise in each coordinate; 0 without any.
+    """
+    by_chance = clipping_norm**2 / records + sigma**2 * difference.numel() / records**2
+    return max(0.0, 1 - by_chance / float((difference / records).square().sum()))
 
 
 def label_rows(template: TokenisedTemplate) -> list[int]:

@@ -12,6 +12,9 @@ from gradmm_core.wording import ResponseTemplate
 from tasks.inputs import read_model
 from tasks.stage import Outcome, RunContext, stage_task
 
+#: Figure of each class: what its target is trusted beside its public centre, see `MatchedTarget`.
+TARGET_TRUST = "target_trust"
+
 
 @stage_task("generation_shard")
 def generation_shard(
@@ -24,6 +27,7 @@ def generation_shard(
     shard: Shard,
     text_tokens: int,
     records: float | None,
+    clipping_norm: float,
     matching: TargetGradientSettings,
     settings: GenerationSettings,
     seed: int,
@@ -35,8 +39,9 @@ def generation_shard(
 
     attention = None if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, wording, attention)
-    matched, where = matched_target(
-        target, space, template, matching, category.label, records, language_model.device
+    label = category.label
+    matched, where, trust = matched_target(
+        target, space, template, matching, label, records, clipping_norm, language_model.device
     )
     texts = generate(
         language_model,
@@ -52,7 +57,7 @@ def generation_shard(
         seed,
         released_probe(target, where.features, template),
     )
-    return texts, generation_figures(texts)
+    return texts, generation_figures(texts) | {TARGET_TRUST: {str(label): trust}}
 
 
 @stage_task("generation")
@@ -61,4 +66,5 @@ def generation(context: RunContext, shards: list[StageArtifact]) -> Outcome:
     from gradmm_core.generation import generation_figures
 
     texts = pd.concat([shard.read() for shard in shards], ignore_index=True)
-    return texts, generation_figures(texts)
+    trust = {label: value for shard in shards for label, value in shard.figures[TARGET_TRUST].items()}
+    return texts, generation_figures(texts) | {TARGET_TRUST: trust}

@@ -22,6 +22,7 @@ def loss_selection(
     model: ModelReference,
     wording: ResponseTemplate,
     records: dict[int, float | None],
+    clipping_norm: float,
     matching: TargetGradientSettings,
     loss: MatchingLoss,
     probe_weight: float,
@@ -43,8 +44,8 @@ def loss_selection(
     language_model, template = read_model(context, model, wording)
     sets: dict[int, TargetSet] = {}
     for label in candidates["label"].unique().tolist():
-        matched, where = matched_target(
-            target, space, template, matching, label, records[label], language_model.device
+        matched, where, _ = matched_target(
+            target, space, template, matching, label, records[label], clipping_norm, language_model.device
         )
         of_class = token_lists(candidates[candidates["label"] == label])
         sets[label] = target_set(

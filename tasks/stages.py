@@ -84,8 +84,8 @@ STAGES: dict[str, Stage] = {
             "tasks.target_gradient",
         ),
     ),
-    "generation_shard": Stage(8, _GENERATION),
-    "generation": Stage(8, _GENERATION),
+    "generation_shard": Stage(9, _GENERATION),
+    "generation": Stage(9, _GENERATION),
     "label_filter": Stage(
         5,
         (
@@ -98,7 +98,7 @@ STAGES: dict[str, Stage] = {
         ),
     ),
     "loss_selection": Stage(
-        4,
+        5,
         (
             *_MODEL,
             *_FILTERS,

@@ -19,6 +19,7 @@ from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.target_space import (
     FULL,
     TargetSpace,
+    difference_trust,
     from_table,
     label_rows,
     make_target_space,
@@ -199,8 +200,46 @@ def test_the_mean_gradient_follows_from_the_released_differences(
     plain = space.without_centres()
     expected = plain.project(gradients, 1).materialise().mean(dim=0)
     unclipped = space.project(gradients, 1).clipped_sum(None)
-    assert torch.allclose(space.mean_gradient(unclipped, 1, records=3.0, clip_scale=1.0), expected)
+    whole = {"label": 1, "records": 3.0, "trust": 1.0}
+    assert torch.allclose(space.mean_gradient(unclipped, **whole, clip_scale=1.0), expected)
     scale = float(space.project(gradients, 1).clip_scales(1e-3)[0])
     assert scale < 1
     clipped = space.project(gradients, 1).clipped_sum(1e-3)
-    assert torch.allclose(space.mean_gradient(clipped, 1, records=3.0, clip_scale=scale), expected)
+    assert torch.allclose(space.mean_gradient(clipped, **whole, clip_scale=scale), expected)
+    # What is not trusted is left to the public centre.
+    (centre, half) = (space.mean_gradient(clipped, 1, 3.0, scale, trust) for trust in (0.0, 0.5))
+    assert torch.equal(centre, space.centres[1])
+    assert torch.allclose(half, (centre + expected) / 2)
+
+
+@pytest.mark.parametrize(("count", "sigma"), [(2, 0.0), (5, 0.0), (20, 0.0), (20, 0.5), (200, 0.0), (200, 5.0)])
+def test_a_difference_shrunk_by_its_trust_is_nearer_to_the_truth(count: int, sigma: float) -> None:
+    """On average; least where records are many and noise is none, when there is nothing to shrink."""
+    random = np.random.default_rng(0)
+    clipping_norm, truth = 2.0, np.zeros((4, 8))
+    truth[0, 0] = 0.8
+    trusts, errors, shrunk = [], [], []
+    for _ in range(400):
+        records = truth + random.standard_normal((count, 4, 8))
+        norms = np.linalg.norm(records, axis=(1, 2), keepdims=True)
+        total = (records * np.minimum(1, clipping_norm / norms)).sum(axis=0) + sigma * random.standard_normal(
+            (4, 8)
+        )
+        trust = difference_trust(torch.from_numpy(total), float(count), clipping_norm, sigma)
+        trusts.append(trust)
+        clipped = truth * clipping_norm / np.sqrt(32 + 0.64)  # nearly what clipping leaves of the mean
+        errors.append(np.square(total / count - clipped).sum())
+        shrunk.append(np.square(trust * total / count - clipped).sum())
+    assert min(trusts) >= 0
+    assert max(trusts) < 1
+    assert np.mean(shrunk) < (0.9 if count == 20 else 1.0) * np.mean(errors)
+
+
+def test_a_difference_is_trusted_less_of_fewer_records_and_under_more_noise() -> None:
+    """The closed form, of records that agree: |m| = C, so that 1 / N is chance, and sigma^2 d / (N C)^2."""
+    record = torch.zeros(3, 4, dtype=torch.float64)
+    record[1, 2] = 2.0
+    assert difference_trust(record, 1.0, 2.0, 0.0) == 0
+    assert difference_trust(5 * record, 5.0, 2.0, 0.0) == pytest.approx(1 - 1 / 5)
+    assert difference_trust(50 * record, 50.0, 2.0, 3.0) == pytest.approx(1 - 1 / 50 - 9 * 12 / (50 * 2) ** 2)
+    assert difference_trust(50 * record, 50.0, 2.0, 300.0) == 0

@@ -21,11 +21,14 @@ from gradmm_core import unfinished_sums
 from gradmm_core.artifacts import METADATA_KEY
 from gradmm_core.errors import InputError
 from gradmm_core.filters import kept_texts
+from gradmm_core.generation import generate
 from gradmm_core.label_filter import filter_labels
 from gradmm_core.ledger import Entry, Ledger
 from gradmm_core.probe import Moments, Probe
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
+from gradmm_core.target_set import target_set
+from gradmm_core.target_table import matrix_of
 from tasks.stages import STAGES
 
 #: Large enough that a release of a few records is not all noise.
@@ -231,6 +234,39 @@ def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
     assert len(losses) == 2
     assert selection.figures["set_matching_loss"] == pytest.approx(losses.mean(), rel=1e-4)
     run(tiny_recipe(target_gradient=SPACE, generation=generation), tmp_path)  # and without noise
+
+
+@pytest.mark.parametrize("epsilon", [None, 1000.0])
+def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epsilon: float | None
+) -> None:
+    matched: dict[str, dict[int, torch.Tensor]] = {"generated": {}, "selected": {}}
+
+    def generated(language_model, template, target, space, *given):
+        matched["generated"][given[2].label] = target
+        return generate(language_model, template, target, space, *given)
+
+    def selected(language_model, template, texts, label, target, *given):
+        matched["selected"][label] = target
+        return target_set(language_model, template, texts, label, target, *given)
+
+    monkeypatch.setattr("gradmm_core.generation.generate", generated)
+    monkeypatch.setattr("gradmm_core.target_set.target_set", selected)
+    privacy = PRIVACY | {"epsilon": epsilon, "clipping_norm": 0.5, "declared_records": 60}
+    record = run(tiny_recipe(privacy=privacy, target_gradient=SPACE), tmp_path)
+    space, target = record.stage("target_space"), record.stage("target_gradient")
+    for label in (0, 1):
+        count = 30.0 if epsilon else target.figures["records"][str(label)]
+        sigma = target.figures["sigma"] or 0.0
+        difference = matrix_of(pq.read_table(target.path), label)
+        # The gradient's part of 0.5^2 is a half.
+        by_chance = 0.25 / 2 / count + sigma**2 * 8 / count**2
+        trust = 1 - by_chance / float((difference / count).square().sum())
+        assert 0.01 < trust < 0.99
+        assert record.stage("generation").figures["target_trust"][str(label)] == pytest.approx(trust)
+        shrunk = trust * difference / (count * space.figures["clip_scale"][str(label)])
+        for those in matched.values():
+            assert torch.allclose(those[label], matrix_of(pq.read_table(space.path), label, "centre") + shrunk)
 
 
 def test_a_probe_is_released_with_the_target_and_its_price_is_free(
