@@ -121,7 +121,10 @@ def by_target(
             ways = {"sum": (noisy, space)}
             if settings.centred:
                 means = {
-                    label: space.centres[label] + value / (records.count(label) * public[label].clip_scale)
+                    # All of the difference, noise and all: how much a space leaves of it is what is asked.
+                    label: space.mean_gradient(
+                        value, label, float(records.count(label)), public[label].clip_scale, trust=1.0
+                    )
                     for label, value in noisy.items()
                 }
                 ways = {"difference": (noisy, space), "mean": (means, plain)}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from deployments.local_run import local_run, progress_on_stderr
 from deployments.options import add_changes, add_recipe, add_root, parse_location, read_recipe
 from deployments.study_commands import add_studies
+from flows.stopping import stopped_by_signals
 from gradmm_core.errors import InputError, ServerGone, WithheldError
 from gradmm_core.location import Location, reach, read_bytes
 
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Prefect, on its first import at a terminal, and the hub's library would tell their makers that they are used.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     try:
-        with _terminated_as_interrupted(), _for_the_owner_only():
+        with stopped_by_signals(), _for_the_owner_only():
             return options.command(options)
     except InputError as error:
         print(f"gradmm: {error}", file=sys.stderr)
@@ -54,19 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gradmm: stopped; finished stages and shards are kept, the same command goes on", file=sys.stderr)
         return INTERRUPTED
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does: by itself it would leave the server that the command started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from prefect.results import ResultStorage
 
 from flows.result_storage import result_storage
 from flows.shard_runners import run_shards
+from flows.stopping import stop_if_asked
 from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import StageArtifact
 from gradmm_core.errors import InputError
@@ -153,7 +154,8 @@ class _Made:
         return time.perf_counter() - self.started
 
     def add(self, state: State[StageArtifact]) -> StageArtifact:
-        """Raises whatever the task raised."""
+        """Raises whatever the task raised, and what was raised in it but lost."""
+        stop_if_asked()
         self.artifact: StageArtifact = state.result()  # pyright: ignore[reportAttributeAccessIssue]
         self.cached &= state.name == "Cached"
         return self.artifact

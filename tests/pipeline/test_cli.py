@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
 from deployments.cli import main
+from gradmm_core.generation import generate
 from gradmm_core.model_reference import ModelReference
 from gradmm_core.run_record import RunRecord
 from tests.pipeline.conftest import tiny_recipe_values
@@ -193,6 +194,24 @@ def wait_for_shards(root: Path, count: int, process: subprocess.Popen[str]) -> d
     return {file: file.stat().st_mtime_ns for file in root.glob("stages/generation_shard/*.parquet")}
 
 
+def test_a_run_whose_interrupt_is_lost_in_a_stage_stops_after_it(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generated(*given: object) -> pd.DataFrame:
+        with suppress(KeyboardInterrupt):  # as Prefect's bookkeeping may
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)  # the handler runs before the next instruction
+        return generate(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradmm_core.generation.generate", generated)
+        stopped = gradmm("run", recipe_file, "--root", tmp_path)
+    assert stopped.status == 130
+    assert stopped.err.splitlines()[-1].startswith("gradmm: stopped; finished stages and shards are kept")
+    assert len(list(tmp_path.glob("results/generation_shard/*"))) == 1
+    assert gradmm("run", recipe_file, "--root", tmp_path).status == 0  # nobody asks it to stop
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_stopped_in_generation_goes_on_where_it_was(
@@ -201,10 +220,8 @@ def test_a_run_stopped_in_generation_goes_on_where_it_was(
     root, process = tmp_path / "root", slow_run
     finished = wait_for_shards(root, 1, process)
     process.send_signal(how)
-    asked = time.monotonic()
     _, said = process.communicate(timeout=60)
     if how != signal.SIGKILL:
-        assert time.monotonic() - asked < 20
         assert process.returncode == 130, said
         assert "gradmm: stopped; finished stages and shards are kept" in said
         assert "Traceback" not in said

@@ -241,10 +241,8 @@ def test_a_run_that_is_cancelled_or_killed_goes_on_in_the_next_one(
 ) -> None:
     (cancelled,) = first_runs["stopped"]
     wait_for(lambda: shards(prefect_server), 90)
-    asked = time.monotonic()
     command(prefect_server, "prefect", "flow-run", "cancel", str(cancelled.id))
     assert named(cancelled) == "Cancelled"
-    assert time.monotonic() - asked < 20
     assert not processes_of(cancelled)
     after_cancelling = shards(prefect_server)
     assert 1 <= len(after_cancelling) < 8
@@ -274,11 +272,6 @@ def test_of_two_runs_at_once_one_does_the_work_and_the_other_finds_nothing_to_do
     for stage, same in zip(one.stages, other.stages, strict=True):
         assert stage.sha256 == same.sha256
     check_all_files(other)
-    (unchanged,) = [run for run in first_runs["plain"] if named(run) == "Unchanged"]
-    took = finished(unchanged)
-    assert took.start_time is not None
-    assert took.end_time is not None
-    assert (took.end_time - took.start_time).total_seconds() < 15
 
 
 @needs_chromium
