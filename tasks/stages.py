@@ -115,11 +115,13 @@ STAGES: dict[str, Stage] = {
         (
             *_core(
                 "canary_release",
+                "certified_epsilon",
                 "clipped_sum",
                 "head_gradient",
                 "matching_loss",
                 "mechanism_audit",
                 "mia_audit",
+                "one_run_epsilon",
                 "privacy",
                 "release_norms",
             ),

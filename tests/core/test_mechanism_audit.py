@@ -11,24 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from gradmm_core.certified_epsilon import (
+    certified_epsilon,
+    clopper_pearson,
+    expected_certified_epsilon,
+    largest_certifiable_epsilon,
+    planned_threshold,
+)
 from gradmm_core.errors import InputError
 from gradmm_core.mechanism_audit import (
     CHUNK_NUMBERS,
     COLUMNS,
     MechanismAudit,
-    certified_epsilon,
-    clopper_pearson,
     correct_guesses,
-    expected_certified_epsilon,
-    expected_correct_guesses,
-    largest_certifiable_epsilon,
     mechanism_audit,
-    one_run_epsilon,
-    one_run_p_value,
     one_run_scores,
-    planned_threshold,
     roc_figures,
 )
+from gradmm_core.one_run_epsilon import expected_correct_guesses, one_run_epsilon, one_run_p_value
 from gradmm_core.privacy import GaussianMechanism
 
 
