@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from gradmm_core.arm_recipes import unselected
 from gradmm_core.arms import ARMS
 from gradmm_core.errors import InputError
 from gradmm_core.recipe import Recipe, merged_settings, read_yaml, validate_recipe
@@ -18,7 +19,7 @@ class Ablation(BaseModel, frozen=True, extra="forbid"):
 
     name: str = Field(min_length=1)
     settings: dict[str, Any] = {}
-    #: Its texts are taken in the order in which they were written, not in that of their matching loss.
+    #: As many texts as the recipe's, the first ones that were written and that the label filter leaves.
     unranked: bool = False
 
 
@@ -44,13 +45,14 @@ def read_ablations(path: Path, only: Sequence[str] = ()) -> tuple[Ablation, ...]
 
 
 def ablated(recipe: Recipe, ablation: Ablation) -> Recipe:
-    """The recipe with an ablation's settings.
+    """The recipe with an ablation's settings; with an unranked one's no selection either.
 
     Raises:
         InputError: if it cannot have them.
     """
     values = merged_settings(recipe.model_dump(mode="json"), ablation.settings)
-    return validate_recipe(values, where=f"the ablation {ablation.name!r}")
+    version = validate_recipe(values, where=f"the ablation {ablation.name!r}")
+    return unselected(version) if ablation.unranked else version
 
 
 def check_ablations(recipe: Recipe, ablations: Sequence[Ablation]) -> None:

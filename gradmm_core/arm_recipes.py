@@ -23,17 +23,20 @@ def with_epsilon(recipe: Recipe, epsilon: float) -> Recipe:
     return validate_recipe(merged_settings(values, {"privacy": {"epsilon": epsilon}}), where="--epsilon")
 
 
-def zero_shot(recipe: Recipe) -> Recipe:
-    """The recipe with one text written for each example and nothing but the label filter to choose among them."""
-    generation = _with_search(recipe, draws=1).generation
-    selection = {"per_class": generation.per_class, "by": "text"}
+def unselected(recipe: Recipe) -> Recipe:
+    """The recipe with nothing but the label filter to choose among its texts."""
+    selection = {"per_class": recipe.generation.per_class, "by": "text"}
     return recipe.model_copy(
         update={
-            "generation": generation,
             "loss_selection": recipe.loss_selection.model_copy(update=selection),
             "category_balance": recipe.category_balance.model_copy(update={"enabled": False}),
         }
     )
+
+
+def zero_shot(recipe: Recipe) -> Recipe:
+    """The recipe with one text written for each example, `unselected`."""
+    return unselected(_with_search(recipe, draws=1))
 
 
 def few_shot(recipe: Recipe) -> Recipe:

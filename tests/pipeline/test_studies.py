@@ -152,8 +152,9 @@ def test_ablations_are_the_recipe_with_other_settings(recipe: Recipe, shared_roo
     assert table.index.tolist() == ["before", PRODUCT, *(each.name for each in ablations)]
     assert table["token_passes"]["no edits"] < table["token_passes"][PRODUCT]
     assert table["matching_loss"]["no edits"] >= table["matching_loss"][PRODUCT]
-    same = table["matching_loss"][[PRODUCT, "no loss selection"]]
-    assert same.nunique() == 1  # the same texts, chosen otherwise
+    chosen = table.loc[[PRODUCT, "no loss selection"]]
+    assert chosen["matching_loss"].nunique() == 1  # the same texts
+    assert chosen["log_perplexity"].nunique() == 2  # chosen otherwise
     assert np.isnan(table["matching_loss"]["before"])
     targets = {stage.sha256 for stage in record.stages if stage.stage == "target_gradient"}
     assert len(targets) == 2
