@@ -12,6 +12,7 @@ from PIL import Image
 
 from flows.ui_markdown import escaped
 from gradmm_core import plots
+from gradmm_core.plot_style import png
 from gradmm_core.privacy import gaussian_mechanism
 from gradmm_core.recipe import Recipe
 from gradmm_core.report import FILTERS, noise_cosines
@@ -32,7 +33,7 @@ def plot_markdown(recipe: Recipe, records: Sequence[StageRecord]) -> str:
 
 def small_png(figure: Figure) -> bytes:
     """In 32 colours, a third of the size: every run leaves its plots in the server's database."""
-    with Image.open(io.BytesIO(plots.png(figure))) as image:
+    with Image.open(io.BytesIO(png(figure))) as image:
         few = image.convert("RGB").quantize(32, method=Image.Quantize.FASTOCTREE)
     buffer = io.BytesIO()
     few.save(buffer, "png")

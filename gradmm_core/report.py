@@ -64,6 +64,7 @@ def write_report(
         KeyError: for a figure that a stage has to give and did not.
     """
     from gradmm_core import plots  # late: matplotlib takes most of a second to import
+    from gradmm_core.plot_style import svg
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gradmm_core"),
@@ -99,7 +100,7 @@ def write_report(
         accuracy_before=run.stage("finetune_eval").figures["accuracy_before"],
         arms=arms,
         by_arm={arm.name: arm for arm in arms},
-        plots={name: Markup(plots.svg(each)) for name, each in figures.items()},  # svg escapes all texts
+        plots={name: Markup(svg(each)) for name, each in figures.items()},  # svg escapes all texts
         audit={name: run.stage("mia_audit").figures[name] for name in AUDIT_FIGURES},
         audit_runs=audit.to_dict("records"),
         mechanism=next((s.figures for s in run.stages if s.stage == "mechanism_audit"), None),

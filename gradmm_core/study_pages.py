@@ -35,24 +35,24 @@ def study_page(record: StudyRecord) -> str:
 
 def study_pictures(record: StudyRecord) -> Mapping[str, Figure]:
     """By the name of their file."""
-    from gradmm_core import plots  # late: it imports matplotlib
+    from gradmm_core import study_plots  # late: it imports matplotlib
 
     rows = record.table.read()
     if record.study == "compare" and len(record.sizes) > 1:
-        return {"accuracy": plots.accuracy_by_size(rows)}
+        return {"accuracy": study_plots.accuracy_by_size(rows)}
     if record.study == "scarce":
-        return {"accuracy": plots.accuracy_by_size(rows, "real rows")}
+        return {"accuracy": study_plots.accuracy_by_size(rows, "real rows")}
     if record.study == "epsilon":
-        return {"accuracy": plots.accuracy_by_epsilon(rows)}
+        return {"accuracy": study_plots.accuracy_by_epsilon(rows)}
     if record.study == "distribution":
-        return {"frechet_distance": plots.figure_by_arm(rows, "frechet_distance", "Fréchet distance")}
+        return {"frechet_distance": study_plots.figure_by_arm(rows, "frechet_distance", "Fréchet distance")}
     if record.study == "gradients":
-        return {"gradient_error": plots.gradient_errors(rows)}
+        return {"gradient_error": study_plots.gradient_errors(rows)}
     if record.study == "bounds":
-        return {"bounds": plots.bounds_and_observations(rows)}
+        return {"bounds": study_plots.bounds_and_observations(rows)}
     if record.study == "transfer":
         rows = rows.assign(arm=rows["model"] + ": " + rows["arm"])
-    return {"accuracy": plots.figure_by_arm(rows, "accuracy", "test accuracy")}
+    return {"accuracy": study_plots.figure_by_arm(rows, "accuracy", "test accuracy")}
 
 
 def _scarce(table: pd.DataFrame) -> str:

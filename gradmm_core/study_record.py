@@ -75,13 +75,13 @@ def write_study(root: Root, record: StudyRecord, page: str, pictures: Mapping[st
     Returns:
         The record, with another run id if a run of the same second has taken this one.
     """
-    from gradmm_core import plots  # late: it imports matplotlib
+    from gradmm_core.plot_style import png, svg  # late: it imports matplotlib
 
     folder, record = new_folder(root, record)
     publish(folder / TABLES, page.encode())
     for name, figure in pictures.items():
-        publish(folder / f"{name}.svg", plots.svg(figure).encode())
-        publish(folder / f"{name}.png", plots.png(figure))
+        publish(folder / f"{name}.svg", svg(figure).encode())
+        publish(folder / f"{name}.png", png(figure))
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 

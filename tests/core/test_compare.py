@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from deployments.recipe_files import find_recipe
-from gradmm_core import plots
+from gradmm_core import study_plots
 from gradmm_core.artifacts import Root
 from gradmm_core.compare import MEASURES, compare_arms, comparison_markdown
 from gradmm_core.finetune_eval import COLUMNS
@@ -184,7 +184,7 @@ def test_without_baselines_there_is_still_a_page(table: pd.DataFrame) -> None:
 
 
 def test_the_plot_has_every_arm_and_the_lone_ones_across(table: pd.DataFrame) -> None:
-    figure = plots.accuracy_by_size(table)
+    figure = study_plots.accuracy_by_size(table)
     assert legend(figure) == ["before", "real-1k", "zero-shot", "gradmm"]
     (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["5", "10"]
@@ -201,7 +201,7 @@ def test_the_plot_has_every_arm_and_the_lone_ones_across(table: pd.DataFrame) ->
 
 def test_a_comparison_of_one_size_has_a_plot_too(table: pd.DataFrame) -> None:
     one = table[table["size"].isin([0, 10, 1000])]
-    (axes,) = plots.accuracy_by_size(one).axes
+    (axes,) = study_plots.accuracy_by_size(one).axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["10"]
 
 

@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from gradmm_core import plots
+from gradmm_core import plot_style, plots, study_plots
 from gradmm_core.mia_audit import largest_advantage
 from tests.core.test_report import audit_rows, finetune_rows
 
@@ -67,9 +67,9 @@ def figures() -> dict[str, Figure]:
         "survivors": plots.survivors(["bad", "good"], ["generation", "label_filter"], [[4, 4], [2, 3]]),
         "accuracy": plots.accuracy_by_step(finetune_rows(), FINETUNE),
         "roc": plots.roc(audit_rows(), AUDIT, epsilon=0.5, delta=1e-5),
-        "accuracy_by_size": plots.accuracy_by_size(compare_rows()),
-        "gradient_errors": plots.gradient_errors(gradients_rows()),
-        "bounds": plots.bounds_and_observations(bounds_rows()),
+        "accuracy_by_size": study_plots.accuracy_by_size(compare_rows()),
+        "gradient_errors": study_plots.gradient_errors(gradients_rows()),
+        "bounds": study_plots.bounds_and_observations(bounds_rows()),
         "cosines": plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": 0.9}),
     }
 
@@ -175,15 +175,15 @@ def test_cosines_that_were_not_expected_are_drawn_alone() -> None:
 
 def test_svg_is_the_same_each_time_and_after_a_png() -> None:
     for name, figure in figures().items():
-        first = plots.svg(figure)
-        plots.png(figure)
-        assert plots.svg(figure) == first, name
-        assert plots.svg(figures()[name]) == first, name
+        first = plot_style.svg(figure)
+        plot_style.png(figure)
+        assert plot_style.svg(figure) == first, name
+        assert plot_style.svg(figures()[name]) == first, name
 
 
 def test_svg_takes_on_the_ink_of_its_page_and_refers_to_nothing_else() -> None:
     for figure in figures().values():
-        text = plots.svg(figure)
+        text = plot_style.svg(figure)
         root = ET.fromstring(text)
         assert root.get("role") == "img"
         assert str(root.get("aria-label")).startswith(figure.axes[0].get_title(loc="left"))
@@ -193,7 +193,7 @@ def test_svg_takes_on_the_ink_of_its_page_and_refers_to_nothing_else() -> None:
         assert len(words) > 5
         assert {word.get("fill") for word in words} == {"currentColor"}
         assert {word.get("font-family") for word in words} == {"sans-serif"}
-        assert plots.INK not in text
+        assert plot_style.INK not in text
         assert not re.search(r"style=|<style|url\(|xlink|ns\d:|#000000|<metadata|<\?xml|<!DOCTYPE", text)
         identifiers = [element.get("id") for element in root.iter() if "id" in element.attrib]
         assert {element.get("href") for element in root.iter() if "href" in element.attrib} == {
@@ -202,7 +202,7 @@ def test_svg_takes_on_the_ink_of_its_page_and_refers_to_nothing_else() -> None:
 
 
 def test_plots_on_one_page_have_names_of_their_own() -> None:
-    names = re.findall(r' id="([^"]+)"', "".join(plots.svg(figure) for figure in figures().values()))
+    names = re.findall(r' id="([^"]+)"', "".join(plot_style.svg(figure) for figure in figures().values()))
     assert names
     assert len(names) == len(set(names))
 
@@ -210,17 +210,17 @@ def test_plots_on_one_page_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("name", ["$x^2$", "_hidden", '"<script>&', "a\x07b\ufffe", "中文", "x" * 200])
 def test_any_name_of_a_class_is_shown_as_text(name: str) -> None:
     figure = plots.survivors([name, "other"], ["generation"], [[3, 4]])
-    shown = [e.text or "" for e in ET.fromstring(plots.svg(figure)).iter("{http://www.w3.org/2000/svg}text")]
+    shown = [e.text or "" for e in ET.fromstring(plot_style.svg(figure)).iter("{http://www.w3.org/2000/svg}text")]
     expected = name.replace("\x07", "\ufffd").replace("\ufffe", "\ufffd")[:20]
     assert any(expected in text for text in shown)
-    assert plots.svg(plots.cosines({}, {name: 0.5}))
-    assert plots.png(figure)
+    assert plot_style.svg(plots.cosines({}, {name: 0.5}))
+    assert plot_style.png(figure)
 
 
 def test_png_is_opaque_and_as_wide_as_a_page() -> None:
     for name, figure in figures().items():
-        content = plots.png(figure)
-        assert plots.png(figure) == content
+        content = plot_style.png(figure)
+        assert plot_style.png(figure) == content
         image = Image.open(io.BytesIO(content))
         assert abs(image.width - 900) <= 1
         pixels = np.asarray(image.convert("RGBA"))
@@ -242,26 +242,26 @@ def test_colours_can_be_seen_on_white_and_on_the_dark_page() -> None:
         return (high + 0.05) / (low + 0.05)
 
     for page in ("#ffffff", "#14181c"):
-        for colour in plots.COLOURS:
+        for colour in plot_style.COLOURS:
             assert contrast(colour, page) >= 3, (colour, page)
-    assert contrast(plots.INK_ON_ANY, "#ffffff") >= 4.5
-    assert contrast(plots.INK_ON_ANY, "#000000") >= 4.5
+    assert contrast(plot_style.INK_ON_ANY, "#ffffff") >= 4.5
+    assert contrast(plot_style.INK_ON_ANY, "#000000") >= 4.5
 
 
 def test_looks_do_not_depend_on_the_users_settings_nor_change_them() -> None:
-    expected = plots.svg(figures()["accuracy"])
+    expected = plot_style.svg(figures()["accuracy"])
     with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "text.color": "red", "axes.grid": False}):
         before = dict(matplotlib.rcParams)
-        assert plots.svg(figures()["accuracy"]) == expected
+        assert plot_style.svg(figures()["accuracy"]) == expected
         assert dict(matplotlib.rcParams) == before
 
 
 def test_threads_do_not_disturb_one_another() -> None:
-    expected = {name: plots.svg(figure) for name, figure in figures().items()}
+    expected = {name: plot_style.svg(figure) for name, figure in figures().items()}
     drawn: list[dict[str, str]] = []
 
     def draw() -> None:
-        drawn.extend({name: plots.svg(figure) for name, figure in figures().items()} for _ in range(3))
+        drawn.extend({name: plot_style.svg(figure) for name, figure in figures().items()} for _ in range(3))
 
     threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
@@ -273,7 +273,7 @@ def test_threads_do_not_disturb_one_another() -> None:
 
 
 def test_gradient_errors_are_a_line_for_each_arm_and_part() -> None:
-    figure = plots.gradient_errors(gradients_rows())
+    figure = study_plots.gradient_errors(gradients_rows())
     assert legend(figure) == ["random", "random, head", "gradmm", "gradmm, head"]
     by_label = {c.get_label(): c.lines[0] for c in figure.axes[0].containers}
     assert by_label["random"].get_ydata().tolist() == [1.4, 0.8]
@@ -284,10 +284,10 @@ def test_gradient_errors_are_a_line_for_each_arm_and_part() -> None:
 
 
 def test_bounds_are_drawn_over_observations_beside_the_diagonal() -> None:
-    figure = plots.bounds_and_observations(bounds_rows())
+    figure = study_plots.bounds_and_observations(bounds_rows())
     drawn = lines(figure)
     assert drawn["random: gap"].get_xydata().tolist() == [[0.5, 0.9]]
     assert drawn["gradmm: losses"].get_xydata().tolist() == [[0.02, 0.04]]
     assert drawn["equal"].get_xydata().tolist() == [[0.01, 0.01], [0.5, 0.5]]
-    assert "$" not in plots.svg(figure)  # no tick says so in TeX
+    assert "$" not in plot_style.svg(figure)  # no tick says so in TeX
     assert str(figure.get_label()) == "Of 18 bounds of single runs, 10 held."
