@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from benchmarks.generation_methods import make_target, written
+from benchmarks.generation_methods import make_target, some_rows, written
 from benchmarks.target_spaces import add_arguments, bench_of
 from gradmm_core.settings import AdmmSettings, GenerationSettings, ProjectionSettings
 
@@ -32,9 +32,9 @@ def main() -> None:
     )
     parser.add_argument("--records", type=int, default=2000, help="of each class, in the target")
     options = parser.parse_args()
-    options.space, options.epsilon = "full", None
+    options.space = "full"
     bench = bench_of(options)
-    target, space, _ = make_target(bench, options)
+    target, space, _ = make_target(bench, some_rows(bench, options.records), options, None)
     print(
         "| rule | k | rho | first f | last f | best f | log-perplexity | passes | seconds per text |\n"
         + "|---" * 9

@@ -2,7 +2,7 @@
 
     python -m benchmarks.generation_methods sst2 --data ../shared/material/data/sst2 \
         --model ../shared/material/models/reviews-phi-9m-base --json sst2.jsonl
-    python -m benchmarks.generation_methods --table sst2.jsonl >> docs/results.md
+    python -m benchmarks.generation_methods --table sst2.jsonl >> docs/experiments.md
 
 All methods match one target. `rerank` is given as many passes through the model's body as `search` used (column
 `token_passes` of the stage). Every seed makes other texts, draws other real ones and shuffles otherwise; the
@@ -32,6 +32,7 @@ from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from deployments.recipe_files import find_preset, find_recipe
 from gradmm_core.classification import class_logits
+from gradmm_core.data import LabelledTexts
 from gradmm_core.filters import text_figures, token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.generation import generate
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--no-accuracy", action="store_true")
     options = parser.parse_args()
     bench = bench_of(options)
-    target, space, probe = make_target(bench, options)
+    target, space, probe = make_target(bench, some_rows(bench, options.records), options, options.epsilon)
     judge = None if options.no_accuracy else Judge(bench, options.learning_rate, options.steps)
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "space": options.space}
     shared |= {"epsilon": options.epsilon}
@@ -143,26 +144,26 @@ def with_draws(settings: GenerationSettings, draws: int) -> GenerationSettings:
     return settings.model_copy(update={"search": settings.search.model_copy(update={"draws": draws})})
 
 
+def some_rows(bench: Bench, count: int) -> LabelledTexts:
+    """Random train rows: at most `count` of each class, the same ones each time."""
+    train, random = bench.splits.train, np.random.default_rng(0)
+    chosen = [random.permutation(train.of_class(label))[:count] for label in bench.template.labels]
+    return train.take(np.concatenate(chosen).tolist())
+
+
 def make_target(
-    bench: Bench, options: argparse.Namespace
+    bench: Bench, data: LabelledTexts, options: argparse.Namespace, epsilon: float | None
 ) -> tuple[dict[int, torch.Tensor], TargetSpace, Probe | None]:
-    """As the pipeline makes it, from at most `--records` rows of each class. The whole head has no probe."""
-    clipping_norm, train = options.clipping_norm, bench.splits.train
-    random = np.random.default_rng(0)
-    rows = [
-        row
-        for label in bench.template.labels
-        for row in random.permutation(train.of_class(label))[: options.records]
-    ]
-    data = train.take(rows)
+    """As the pipeline makes it. The whole head has no probe."""
+    clipping_norm = options.clipping_norm
     if options.space == "full":
         settings = TargetGradientSettings(space="full", centred=False, probe_share=0.0)
         sums = target_sums(bench.language_model, bench.template, data, settings, clipping_norm, None)
         return sums.values, FULL, None
     settings, mechanism = TargetGradientSettings(), None
-    if options.epsilon is not None:
+    if epsilon is not None:
         mechanism = GaussianMechanism(
-            epsilon=options.epsilon,
+            epsilon=epsilon,
             delta=options.delta,
             clipping_norm=clipping_norm,
             adjacency="add-or-remove",

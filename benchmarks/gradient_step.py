@@ -2,7 +2,7 @@
 
     python -m benchmarks.gradient_step sst2 --data ../shared/material/data/sst2 \
         --model ../shared/material/models/reviews-phi-9m-base --json step.jsonl
-    python -m benchmarks.gradient_step --table step.jsonl >> docs/results.md
+    python -m benchmarks.gradient_step --table step.jsonl >> docs/experiments.md
 
 Texts that match the target perfectly (f = 0) train a model as this gradient does, to first order. The gradient is
 exact, of real rows, in the head or in all parameters; the length of the step is the best on test, so that no

@@ -2,7 +2,7 @@
 
     python -m benchmarks.probe_shares sst2 --data ../shared/material/data/sst2 \
         --model ../shared/material/models/reviews-phi-9m-base --json shares.jsonl
-    python -m benchmarks.probe_shares --table shares.jsonl >> docs/results.md
+    python -m benchmarks.probe_shares --table shares.jsonl >> docs/experiments.md
 
 No text is generated. Every guarantee is the recipe's own, for one release of all train rows; every division has a
 probe with as many directions as the product would give it there, or times as many. The probe's AUC is on test rows

@@ -2,38 +2,40 @@
 
     python -m benchmarks.text_choices sst2 --data ../shared/material/data/sst2 \
         --model ../shared/material/models/reviews-phi-9m-base --json choices.jsonl
-    python -m benchmarks.text_choices --table choices.jsonl >> docs/results.md
+    python -m benchmarks.text_choices --table choices.jsonl >> docs/experiments.md
 
 No search and no ADMM, so that the criterion is all that differs: every seed writes a pool of its own, and every
 choice takes as many texts of each class from it. Intervals are over seeds. The surest are those that the model
-itself is surest of, or a linear probe of its hidden states: of real rows, without noise and with that of a
-guarantee, or of other texts of the pool, which have seen no real row.
+itself is surest of, or the product's probe: of real rows, without noise and under a guarantee (one release, which
+all seeds share), or of other texts of the pool, which have seen no real row.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.generation_methods import Judge, generation_settings, make_target, mean_and_interval, written
-from benchmarks.probes import TextFeatures, fitted, hidden_means, privately_fitted
+from benchmarks.generation_methods import (
+    Judge,
+    generation_settings,
+    make_target,
+    mean_and_interval,
+    some_rows,
+    written,
+)
 from benchmarks.rows import printed_table, report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from gradmm_core.classification import predict
+from gradmm_core.data import LabelledTexts
 from gradmm_core.filters import token_lists
-from gradmm_core.finetune_eval import Examples
-from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.probe import Probe
 
 CHOICES = ["as written", "lowest loss", "lowest loss, of its class"]
-
-#: Draws the real rows that probes are fitted on.
-PROBE_SEED = 1000
 
 
 def main() -> None:
@@ -43,28 +45,36 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--pool", type=int, default=2000, help="texts of each class to choose from")
     parser.add_argument("--per-class", type=int, default=50)
-    parser.add_argument("--records", type=int, default=4000, help="of each class, in the target")
+    parser.add_argument("--records", type=int, default=5000, help="of each class, in the release")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[3e-5, 1e-4])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--probe-records", type=int, default=5000, help="real rows of each class, of probes")
     parser.set_defaults(epsilons=[1.0, 0.05], delta=1e-5)
     options = parser.parse_args()
-    options.space, options.epsilon = "default", None
+    options.space = "default"
     bench = bench_of(options)
-    target, space, _ = make_target(bench, options)
+    real = some_rows(bench, options.records)
+    target, space, probe = make_target(bench, real, options, None)
+    probes = {"a probe of real rows": probe}
+    for epsilon in options.epsilons:
+        _, _, probes[f"a probe, epsilon {epsilon:g}"] = make_target(bench, real, options, epsilon)
     judges = {rate: Judge(bench, rate, options.steps) for rate in options.learning_rates}
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "per_class": options.per_class}
     shared |= {"steps": options.steps, "pool": options.pool}
 
     before = judges[options.learning_rates[0]].before()
     report(shared | {"choice": "before", "learning_rate": None, "seed": 0} | before, options.json)
-    probing = Probing(bench, judges[options.learning_rates[0]].rows(options.probe_records, PROBE_SEED))
     for seed in options.seeds:
         settings = generation_settings(options, "zero-shot")
         pool = written(bench, target, space, settings, options.pool, seed)
         pool["probability"] = own_probabilities(bench, pool)
-        surest = {"the model": pool["probability"]} | probing.of_pool(pool, options.epsilons, options.delta)
+        surest = {"the model": pool["probability"]}
+        surest |= {name: own_log_probabilities(bench, probe, pool) for name, probe in probes.items()}
+        # Half of the pool is for its own probe, and has none by that.
+        half = pool.groupby("label").cumcount() % 2 == 1
+        data = LabelledTexts(tuple(pool.loc[half, "text"]), tuple(pool.loc[half, "label"]))
+        _, _, of_written = make_target(bench, data, options, None)
+        surest["a probe of written texts"] = own_log_probabilities(bench, of_written, pool).mask(half)
         for rate, judge in judges.items():
             here = shared | {"learning_rate": rate, "seed": seed}
             report(here | {"choice": "real"} | judge.real(options.per_class, seed), options.json)
@@ -76,38 +86,11 @@ def main() -> None:
                 report(here | {"choice": choice} | loss | judge.texts(texts, seed), options.json)
 
 
-class Probing:
-    """How sure linear probes are of texts' classes."""
-
-    def __init__(self, bench: Bench, real: Examples) -> None:
-        self._bench = bench
-        self._raw = hidden_means(bench.language_model, real.texts)
-        self._columns = columns_of(bench, real.labels)
-
-    def of_pool(self, pool: pd.DataFrame, epsilons: Sequence[float], delta: float) -> dict[str, pd.Series]:
-        """By probe: of each text's own class. Half of the pool is for its own probe, and has NaN by that."""
-        raw = hidden_means(self._bench.language_model, token_lists(pool))
-        space = TextFeatures.standardised_by(raw)
-        real, texts, columns = space.of(self._raw), space.of(raw), columns_of(self._bench, pool["label"])
-        other = pool.groupby("label").cumcount().to_numpy() % 2 == 1
-        probes = {"a probe of real rows": fitted(real, self._columns)}
-        for epsilon in epsilons:
-            mechanism = GaussianMechanism(
-                epsilon=epsilon,
-                delta=delta,
-                clipping_norm=math.sqrt(2),
-                adjacency="add-or-remove",
-                calibration="analytic",
-            )
-            probes[f"a probe, epsilon {epsilon:g}"] = privately_fitted(real, self._columns, mechanism)
-        written_ones = "a probe of written texts"
-        probes[written_ones] = fitted(texts[other], columns[other])
-        found = {
-            name: pd.Series(probe.log_probabilities(texts)[np.arange(len(pool)), columns], index=pool.index)
-            for name, probe in probes.items()
-        }
-        found[written_ones][other] = np.nan
-        return found
+def own_log_probabilities(bench: Bench, probe: Probe | None, texts: pd.DataFrame) -> pd.Series:
+    """Of each text's own class, as a probe sees it."""
+    assert probe is not None
+    judged = probe.judge(bench.language_model, bench.template, token_lists(texts)).double().numpy()
+    return pd.Series(judged[np.arange(len(texts)), columns_of(bench, texts["label"])], index=texts.index)
 
 
 def highest(pool: pd.DataFrame, values: pd.Series, per_class: int) -> pd.DataFrame:
