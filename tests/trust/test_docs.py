@@ -1,4 +1,4 @@
-"""The tests that the documents name are there: a statement is worth what holds it."""
+"""What the documents name is there: tests that hold a statement, and the pages that figures are from."""
 
 from __future__ import annotations
 
@@ -49,3 +49,19 @@ def test_names_are_found_in_each_way_of_writing_them() -> None:
         ("core/test_b.py", "test_d"),
         ("core/test_b.py", "test_e_*"),
     ]
+
+
+def figures_of(text: str) -> set[str]:
+    """Those with an interval, without their sign, however lines are broken."""
+    return {" ± ".join(found) for found in re.findall(r"(\d+\.\d+)\s±\s(\d+\.\d+)", text)}
+
+
+def test_every_interval_in_the_results_is_on_a_page_that_a_command_wrote() -> None:
+    pages = set().union(*(figures_of(page.read_text()) for page in (DOCS / "results").glob("*.md")))
+    told = figures_of((DOCS / "results.md").read_text())
+    assert len(told) >= 30
+    assert told - pages == set()
+
+
+def test_figures_are_found_across_lines_and_whatever_their_sign() -> None:
+    assert figures_of("by +0.021 ± 0.012 (-0.5\n± 0.25), 3 ± 1, 0.7") == {"0.021 ± 0.012", "0.5 ± 0.25"}
