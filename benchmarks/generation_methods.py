@@ -2,14 +2,13 @@
 
     python -m benchmarks.generation_methods sst2 --data ../shared/material/data/sst2 \
         --model ../shared/material/models/reviews-phi-9m-base --json sst2.jsonl
-    python -m benchmarks.generation_methods --table sst2.jsonl >> docs/experiments.md
+    python -m benchmarks.generation_page sst2.jsonl --out docs/results/generation-methods.md
 
 All methods match one target. `rerank` is given as many passes through the model's body as `search` used (column
 `token_passes` of the stage). Every seed makes other texts, draws other real ones and shuffles otherwise; the
 intervals are over seeds. Of the paper's procedure one round of 30 is run, which costs two thirds of a search: with
 its rho the others change hardly a token (`benchmarks.admm_settings`). `--methods paper` runs all of them.
-What one matching loss has chosen is reported by both: f is 1 - cos, the distance |g - G|^2 / |G|^2. The shares say
-how long the texts' mean gradient is along the target, in parts of the target, class by class.
+What one matching loss has chosen is reported by both.
 Fine-tuning is shorter than the pipeline's: one learning rate, the last step, at most 1,000 test rows.
 """
 
@@ -18,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
@@ -28,7 +28,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from benchmarks.rows import printed_table, report
+from benchmarks.rows import report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from deployments.recipe_files import find_preset, find_recipe
 from gradmm_core.classification import class_logits
@@ -45,6 +45,7 @@ from gradmm_core.recipe import load_recipe
 from gradmm_core.release_norms import ReleaseNorms, probe_dimensions
 from gradmm_core.settings import FinetuneEvalSettings, GenerationSettings, MatchingLoss, TargetGradientSettings
 from gradmm_core.shards import Shard
+from gradmm_core.study_record import machine, source_commit
 from gradmm_core.target_gradient import target_sums
 from gradmm_core.target_set import TargetSet, target_set
 from gradmm_core.target_space import FULL, TargetSpace, difference_trust, make_target_space, public_texts
@@ -58,31 +59,18 @@ METHODS: dict[str, tuple[str | None, list[str]]] = {
     "rerank by cosine": ("rerank", ["generation.loss=cosine"]),
     "search": (None, []),
     "search without a probe": (None, ["generation.probe_weight=0"]),
+    "search without a probe, fluent": (None, ["generation.probe_weight=0", "generation.search.fluency=0.4"]),
+    "search without a probe, any words": (None, ["generation.probe_weight=0", "generation.search.fluency=0"]),
+    "rerank, fluent": ("rerank", ["generation.search.fluency=0.4"]),
+    "rerank, any words": ("rerank", ["generation.search.fluency=0"]),
     "search by cosine": (None, ["generation.loss=cosine", "generation.probe_weight=0"]),
     "paper, one round": ("paper", ["generation.admm.iterations=1"]),
     "paper": ("paper", []),
 }
 
-COLUMNS = {
-    "texts": "texts",
-    "matching_loss": "mean f",
-    "set_loss": "f of the set",
-    "distance": "mean distance",
-    "set_distance": "of the set",
-    "shares": "shares",
-    "log_perplexity": "log-perplexity",
-    "distinct_2": "distinct-2",
-    "self_bleu": "self-BLEU",
-    "token_passes": "passes per text",
-    "accuracy": "accuracy",
-    "auc": "AUC",
-}
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ways of generating, at equal compute")
-    if printed_table(parser, markdown):
-        return
     add_arguments(parser)
     parser.add_argument(
         "--methods",
@@ -103,6 +91,7 @@ def main() -> None:
     judge = None if options.no_accuracy else Judge(bench, options.learning_rate, options.steps)
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "space": options.space}
     shared |= {"epsilon": options.epsilon}
+    shared |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": source_commit(), "machine": machine()}
 
     if judge:
         report(shared | {"method": "before", "seed": 0} | judge.before(), options.json)
@@ -316,46 +305,10 @@ def best_accuracy(margin: Tensor, truth: Tensor) -> float:
     return float(correct.max()) / len(truth)
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """A table for each recipe, model and target: means over seeds, and 95% intervals (t) from three of them on."""
-    frame["noise"] = ["no noise" if pd.isna(epsilon) else f"epsilon {epsilon:g}" for epsilon in frame["epsilon"]]
-    # Every run of this command measures the state before fine-tuning.
-    frame = frame.drop_duplicates(["recipe", "model", "space", "noise", "method", "seed"])
-    title = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + frame["noise"]
-    lines = []
-    for name, part in frame.groupby(title, sort=False):
-        lines += ["", f"**{name}**", ""]
-        lines += ["| method | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-        for method, of_method in part.groupby("method", sort=False):
-            cells = [_cell(name, of_method) for name in COLUMNS]
-            lines.append(f"| {method} ({len(of_method)}) | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cell(name: str, rows: pd.DataFrame) -> str:
-    values = rows[name] if name in rows else pd.Series(dtype=float)
-    if name == "shares":
-        return _shares(values)
-    digits = {"texts": 0, "token_passes": 0, "log_perplexity": 2}
-    digits |= dict.fromkeys(["matching_loss", "set_loss", "distance", "set_distance"], 4)
-    shown = mean_and_interval if name in ("accuracy", "auc") else _mean
-    return shown(values, digits.get(name, 3))
-
-
-def _shares(values: pd.Series) -> str:
-    """Class by class, the mean over seeds."""
-    of_seeds = values.dropna().tolist()
-    return " / ".join(f"{fmean(of_class):.2f}" for of_class in zip(*of_seeds, strict=True))
-
-
 def mean_and_interval(values: pd.Series, digits: int) -> str:
     """With half a 95% interval (t) behind it, where there are enough values."""
     values = values.dropna().astype(float)
     return mean_over_seeds(values.tolist()).text(digits) if len(values) else ""
-
-
-def _mean(values: pd.Series, digits: int) -> str:
-    return f"{values.mean():,.{digits}f}" if len(values.dropna()) else ""
 
 
 if __name__ == "__main__":

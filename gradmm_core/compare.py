@@ -183,8 +183,7 @@ def _accuracy(row: pd.Series) -> str:
 
 
 def _lead(row: pd.Series) -> str:
-    lead = _interval(row, "difference").text(3)
-    return f"{lead if lead.startswith('-') else f'+{lead}'}, {row['verdict']}"
+    return _interval(row, "difference").lead(3)
 
 
 def _interval(row: pd.Series, figure: str) -> SeedMean:

@@ -40,6 +40,11 @@ class SeedMean:
         mean = f"{self.mean:,.{digits}f}"
         return mean if self.half_width is None else f"{mean} ± {self.half_width:.{digits}f}"
 
+    def lead(self, digits: int) -> str:
+        """Of a difference, as in `+0.021 ± 0.012, higher`."""
+        text = self.text(digits)
+        return f"{text if text.startswith('-') else f'+{text}'}, {self.verdict}"
+
 
 def mean_over_seeds(values: Sequence[float], confidence: float = CONFIDENCE) -> SeedMean:
     """The mean of values that are independent and about normal, one for each seed.
