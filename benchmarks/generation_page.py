@@ -95,7 +95,7 @@ def page(rows: pd.DataFrame, picture: str) -> str:
 
 def table(rows: pd.DataFrame) -> str:
     """Of one title: a line for each method."""
-    ahead = [f"{name}, ahead by" for name in MEASURED]
+    ahead = [f"{COLUMNS[name]}, ahead by" for name in MEASURED]
     product = rows[rows["method"] == PRODUCT]
     lines = [
         [f"{method} ({len(of_method)})"]
@@ -128,16 +128,19 @@ def _lead(product: pd.DataFrame, rows: pd.DataFrame, name: str) -> str:
 @styled
 def front(rows: pd.DataFrame) -> Figure:
     """f against log-perplexity, one point for each method: of the first recipe, model and target."""
-    title = rows["title"].iloc[0]
-    texts = rows[(rows["title"] == title) & rows["matching_loss"].notna()]
-    figure, axes = new_figure(title.replace("`", ""), "log-perplexity (nats per token)", "mean f (log scale)", 4.2)
+    first = rows.iloc[0]
+    texts = rows[(rows["title"] == first["title"]) & rows["matching_loss"].notna()]
+    title = f"{first['recipe']}: f against log-perplexity"
+    figure, axes = new_figure(title, "log-perplexity (nats per token)", "mean f", 4.2)
     words = []
     for i, (method, of_method) in enumerate(texts.groupby("method", sort=False)):
         x, y = of_method["log_perplexity"].mean(), of_method["matching_loss"].mean()
         passes = of_method["token_passes"].mean()
-        axes.scatter([x], [y], color=colour_of(i), marker="osD^vP"[i // 6 % 6], label=f"{method}, {passes:,.0f}")
+        axes.scatter(
+            [x], [y], color=colour_of(i), marker="osD^vP"[i // 6 % 6], label=f"{method} ({passes:,.0f} passes)"
+        )
         words.append(f"{method} has f {y:.3f} at {x:.2f} nats with {passes:,.0f} passes")
-    axes.set_yscale("log")
+    axes.set_ylim(bottom=0)
     add_legend(figure)
     return described(figure, "; ".join(words) + ".")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.generation_page import page, read_results, table
+from benchmarks.generation_page import front, page, read_results, table
 
 ABOUT = {"recipe": "sst2", "model": "small", "space": "default", "epsilon": None}
 ABOUT |= {"date": "2026-01-02", "commit": "abc", "machine": "2 cores"}
@@ -71,3 +71,9 @@ def test_the_page_has_where_figures_are_from_and_the_first_seeds_texts(results: 
     assert "(front.svg)" in text
     assert "1. `search '0'`\n2. `a b`\n" in text
     assert "'1'" not in text
+
+
+def test_the_plot_says_in_words_where_each_method_is(results: list[Path]) -> None:
+    words = str(front(read_results(results)).get_label())
+    assert words.startswith("search has f 0.020 at 4.00 nats with 1,234 passes; rerank has f 0.200 ")
+    assert "real" not in words  # it has no texts of ours
