@@ -36,7 +36,6 @@ from gradmm_core.data import LabelledTexts
 from gradmm_core.filters import text_figures, token_lists
 from gradmm_core.finetune_eval import Examples, Finetuning
 from gradmm_core.generation import generate
-from gradmm_core.intervals import mean_over_seeds
 from gradmm_core.language_model import LanguageModel
 from gradmm_core.model_reference import resolve_model
 from gradmm_core.privacy import GaussianMechanism
@@ -299,12 +298,6 @@ def best_accuracy(margin: Tensor, truth: Tensor) -> float:
     gained = torch.zeros(len(values), dtype=torch.int64).index_add_(0, place, 1 - 2 * truth)
     correct = torch.cat([truth.sum()[None], truth.sum() + gained.cumsum(0)])
     return float(correct.max()) / len(truth)
-
-
-def mean_and_interval(values: pd.Series, digits: int) -> str:
-    """With half a 95% interval (t) behind it, where there are enough values."""
-    values = values.dropna().astype(float)
-    return mean_over_seeds(values.tolist()).text(digits) if len(values) else ""
 
 
 if __name__ == "__main__":

@@ -8,15 +8,15 @@ The plot lies beside the page, under its name with `.svg`.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import fmean
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from benchmarks.rows import mean_and_interval, read_rows
 from gradmm_core.compare import markdown_table
-from gradmm_core.intervals import mean_over_seeds, paired_difference
+from gradmm_core.intervals import paired_difference
 from gradmm_core.plot_style import add_legend, colour_of, described, new_figure, styled, svg
 
 COLUMNS = {
@@ -68,7 +68,7 @@ def main() -> None:
 
 def read_results(files: list[Path]) -> pd.DataFrame:
     """One row for each method, seed and `title`: a recipe, model and target."""
-    frame = pd.DataFrame([json.loads(line) for file in files for line in file.read_text().splitlines()])
+    frame = read_rows(files)
     noise = ["no noise" if pd.isna(epsilon) else f"epsilon {epsilon:g}" for epsilon in frame["epsilon"]]
     frame["title"] = frame["recipe"] + ", " + frame["model"] + ", target `" + frame["space"] + "`, " + noise
     # Every run of the command measures the state before fine-tuning.
@@ -112,7 +112,7 @@ def _cell(name: str, values: pd.Series) -> str:
     if name == "shares":  # class by class
         return " / ".join(f"{fmean(of_class):.2f}" for of_class in zip(*values, strict=True))
     if name in MEASURED:
-        return mean_over_seeds(values.tolist()).text(3)
+        return mean_and_interval(values, 3)
     return f"{values.mean():,.{DIGITS.get(name, 3)}f}"
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from gradmm_core.intervals import mean_over_seeds
 
 
 def printed_table(parser: argparse.ArgumentParser, markdown: Callable[[pd.DataFrame], str]) -> bool:
@@ -16,9 +18,19 @@ def printed_table(parser: argparse.ArgumentParser, markdown: Callable[[pd.DataFr
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and run nothing")
     files = parser.parse_known_args()[0].table
     if files:
-        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        print(markdown(pd.DataFrame(rows)))
+        print(markdown(read_rows(files)))
     return bool(files)
+
+
+def read_rows(files: Iterable[Path]) -> pd.DataFrame:
+    """What `report` has added to files."""
+    return pd.DataFrame([json.loads(line) for file in files for line in file.read_text().splitlines()])
+
+
+def mean_and_interval(values: pd.Series, digits: int) -> str:
+    """With half a 95% interval (t) behind it, where there are enough values."""
+    values = values.dropna().astype(float)
+    return mean_over_seeds(values.tolist()).text(digits) if len(values) else ""
 
 
 def report(row: dict[str, Any], file: Path | None) -> None:

@@ -24,11 +24,10 @@ from benchmarks.generation_methods import (
     Judge,
     generation_settings,
     make_target,
-    mean_and_interval,
     some_rows,
     written,
 )
-from benchmarks.rows import printed_table, report
+from benchmarks.rows import mean_and_interval, printed_table, report
 from benchmarks.target_spaces import Bench, add_arguments, bench_of
 from gradmm_core.classification import predict
 from gradmm_core.data import LabelledTexts
