@@ -4,11 +4,12 @@
         --model ../shared/material/models/reviews-phi-9m-base --json sst2.jsonl
     python -m benchmarks.generation_page sst2.jsonl --out docs/results/generation-methods.md
 
-All methods match one target. `rerank` is given as many passes through the model's body as `search` used (column
-`token_passes` of the stage). Every seed makes other texts, draws other real ones and shuffles otherwise; the
-intervals are over seeds. Of the paper's procedure one round of 30 is run, which costs two thirds of a search: with
-its rho the others change hardly a token (`benchmarks.admm_settings`). `--methods paper` runs all of them.
-What one matching loss has chosen is reported by both.
+All methods match one target; with an epsilon each seed has a release of its own. `rerank` is given as many passes
+through the model's body as `search` used (column `token_passes` of the stage). Every seed makes other texts, draws
+other real ones and shuffles otherwise; the intervals are over seeds. Of the paper's procedure one round of 30 is
+run, which costs two thirds of a search: with its rho the others change hardly a token
+(`benchmarks.admm_settings`). `--methods paper` runs all of them. What one matching loss has chosen is reported by
+both.
 Fine-tuning is shorter than the pipeline's: one learning rate, the last step, at most 1,000 test rows.
 """
 
@@ -41,7 +42,7 @@ from gradmm_core.model_reference import resolve_model
 from gradmm_core.privacy import GaussianMechanism
 from gradmm_core.probe import Probe, fit_probe
 from gradmm_core.recipe import load_recipe
-from gradmm_core.release_norms import ReleaseNorms, probe_dimensions
+from gradmm_core.release_norms import ReleaseNorms, settled
 from gradmm_core.settings import FinetuneEvalSettings, GenerationSettings, MatchingLoss, TargetGradientSettings
 from gradmm_core.shards import Shard
 from gradmm_core.study_record import machine, source_commit
@@ -82,7 +83,8 @@ def main() -> None:
     parser.add_argument("--no-accuracy", action="store_true")
     options = parser.parse_args()
     bench = bench_of(options)
-    target, space, probe = make_target(bench, some_rows(bench, options.records), options, options.epsilon)
+    data = some_rows(bench, options.records)
+    target, space, probe = make_target(bench, data, options, options.epsilon)
     judge = None if options.no_accuracy else Judge(bench, options.learning_rate, options.steps)
     shared = {"recipe": options.recipe, "model": Path(options.model).name, "space": options.space}
     shared |= {"epsilon": options.epsilon}
@@ -90,7 +92,9 @@ def main() -> None:
 
     if judge:
         report(shared | {"method": "before", "seed": 0} | judge.before(), options.json)
-    for seed in options.seeds:
+    for number, seed in enumerate(options.seeds):
+        if number and options.epsilon is not None:  # other noise
+            target, space, probe = make_target(bench, data, options, options.epsilon)
         draws = dict.fromkeys(get_args(MatchingLoss), generation_settings(options, "rerank").search.draws)
         for method in options.methods:
             if method == "real":
@@ -109,6 +113,8 @@ def main() -> None:
                 rerank = generation_settings(options, "rerank")
                 draws[settings.loss] = round(row["token_passes"] / passes_of_a_draw(bench, rerank))
             row |= judge.texts(texts, seed) if judge else {}
+            if probe:
+                row |= {"probe_dimensions": len(probe.features.map), "probe_trust": round(probe.trust, 3)}
             report(shared | {"method": method, "seed": seed} | row, options.json)
 
 
@@ -144,7 +150,7 @@ def make_target(
         settings = TargetGradientSettings(space="full", centred=False, probe_share=0.0)
         sums = target_sums(bench.language_model, bench.template, data, settings, clipping_norm, None)
         return sums.values, FULL, None
-    settings, mechanism = TargetGradientSettings(), None
+    mechanism = None
     if epsilon is not None:
         mechanism = GaussianMechanism(
             epsilon=epsilon,
@@ -153,10 +159,14 @@ def make_target(
             adjacency="add-or-remove",
             calibration="analytic",
         )
+    settings = settled(TargetGradientSettings(), clipping_norm, mechanism and mechanism.sigma, len(data))
+    dimensions = None
+    if settings.probe_share > 0:
+        assert settings.probe_dimensions != "auto"
+        dimensions = settings.probe_dimensions
     instructions = {c.label: c.instruction for c in bench.recipe.classes}
     texts = public_texts(bench.language_model, bench.template, instructions, settings)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
-    dimensions = probe_dimensions(settings, clipping_norm, mechanism and mechanism.sigma, len(data))
     space, public = make_target_space(
         bench.language_model, bench.template, texts, settings, norms.gradient, dimensions
     )
@@ -167,9 +177,8 @@ def make_target(
         records, clip_scale = float(sums.records[label]), public[label].clip_scale
         trust = difference_trust(value, records, norms.gradient, mechanism.sigma if mechanism else 0.0)
         means[label] = space.mean_gradient(value, label, records, clip_scale, trust)
-    assert space.features is not None
-    assert moments is not None
-    return means, space.without_centres(), fit_probe(space.features, moments)
+    probe = None if space.features is None or moments is None else fit_probe(space.features, moments)
+    return means, space.without_centres(), probe
 
 
 def written(

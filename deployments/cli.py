@@ -205,6 +205,7 @@ def _privacy(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     from deployments.summary import print_audit
     from gradmm_core.canary_release import audit_release
+    from gradmm_core.preflight import released_target
     from gradmm_core.privacy import gaussian_mechanism
     from gradmm_core.release_norms import ReleaseNorms
 
@@ -212,7 +213,7 @@ def _audit(options: argparse.Namespace) -> int:
     mechanism = gaussian_mechanism(recipe.privacy)
     if mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
-    norms = ReleaseNorms.of(mechanism.clipping_norm, recipe.target_gradient.probe_share)
+    norms = ReleaseNorms.of(mechanism.clipping_norm, released_target(recipe).probe_share)
     audit = audit_release(mechanism, norms, recipe.mechanism_audit, recipe.seed)
     print_audit(audit, mechanism)
     return OK if audit.passes else OURS

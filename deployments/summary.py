@@ -10,6 +10,7 @@ from rich.table import Table
 from gradmm_core.artifacts import Root
 from gradmm_core.errors import InputError, printable
 from gradmm_core.ledger import Ledger, release_of
+from gradmm_core.preflight import released_target
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord, StageRecord
@@ -109,7 +110,7 @@ def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
 
 
 def _next_release(recipe: Recipe, ledger: Ledger, mechanism: GaussianMechanism, budget: float) -> str:
-    release = release_of(recipe.name, mechanism, recipe.target_gradient)
+    release = release_of(recipe.name, mechanism, released_target(recipe))
     try:
         ledger.check(release, budget, mechanism.delta)
     except InputError as refusal:

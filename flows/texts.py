@@ -10,10 +10,11 @@ from flows.stage_runs import StageRuns
 from flows.ui_artifacts import UiArtifacts
 from gradmm_core.artifacts import Root, StageArtifact
 from gradmm_core.model_reference import ModelReference
-from gradmm_core.preflight import expected_cosines, preflight_lines
+from gradmm_core.preflight import TOO_NOISY_FOR_A_PROBE, expected_cosines, preflight_lines, released_target
 from gradmm_core.privacy import GaussianMechanism, gaussian_mechanism
 from gradmm_core.recipe import Recipe
-from gradmm_core.release_norms import ReleaseNorms, probe_dimensions
+from gradmm_core.release_norms import ReleaseNorms
+from gradmm_core.settings import TargetGradientSettings
 from gradmm_core.shards import plan_shards
 from gradmm_core.wording import ResponseTemplate
 from tasks.category_balance import category_balance as category_balance_stage
@@ -56,6 +57,7 @@ class Aim:
     model: ModelReference
     wording: ResponseTemplate
     mechanism: GaussianMechanism | None
+    matching: TargetGradientSettings
     space: StageArtifact | None
     data: DataReference
     target: StageArtifact
@@ -71,13 +73,13 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     context = runs.context
     model = model_fingerprint(recipe.model)
     wording = response_template(recipe)
-    mechanism = gaussian_mechanism(recipe.privacy)
-    space = public_space(runs, recipe, model, wording, mechanism)
+    mechanism, matching = gaussian_mechanism(recipe.privacy), released_target(recipe)
+    space = public_space(runs, recipe, model, wording, mechanism, matching)
     making = {
         "space": space,
         "model": model,
         "wording": wording,
-        "settings": recipe.target_gradient,
+        "settings": matching,
         "clipping_norm": recipe.privacy.clipping_norm,
         "mechanism": mechanism,
     }
@@ -86,7 +88,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
         runs.run(
             mechanism_audit_stage,
             mechanism=mechanism,
-            probe_share=recipe.target_gradient.probe_share,
+            probe_share=matching.probe_share,
             settings=recipe.mechanism_audit,
             seed=recipe.seed,
         )
@@ -97,7 +99,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     target = runs.run(target_gradient_stage, train=data.train, **making)
     if mechanism and mechanism.safe:
         check_charged(context, target)
-    return Aim(model, wording, mechanism, space, data, target)
+    return Aim(model, wording, mechanism, matching, space, data, target)
 
 
 def synthetic_texts(runs: StageRuns, recipe: Recipe, aim: Aim) -> StageArtifact:
@@ -124,7 +126,7 @@ def generated_texts(runs: StageRuns, recipe: Recipe, aim: Aim) -> StageArtifact:
                 "text_tokens": text_tokens(recipe, shard.label, target),
                 "records": records(recipe, shard.label, target),
                 "clipping_norm": recipe.privacy.clipping_norm,
-                "matching": recipe.target_gradient,
+                "matching": aim.matching,
                 "settings": recipe.generation,
                 "seed": recipe.seed,
             }
@@ -137,7 +139,7 @@ def generated_texts(runs: StageRuns, recipe: Recipe, aim: Aim) -> StageArtifact:
 def filtered_texts(runs: StageRuns, recipe: Recipe, aim: Aim, generated: StageArtifact) -> StageArtifact:
     """What all filters leave."""
     context, model, wording, space, target = runs.context, aim.model, aim.wording, aim.space, aim.target
-    probed = recipe.target_gradient.probe_share > 0 and recipe.generation.probe_weight > 0
+    probed = aim.matching.probe_share > 0 and recipe.generation.probe_weight > 0
     of_their_class = runs.run(
         label_filter_stage,
         texts=generated,
@@ -156,7 +158,7 @@ def filtered_texts(runs: StageRuns, recipe: Recipe, aim: Aim, generated: StageAr
         wording=wording,
         records={label: records(recipe, label, target) for label in context.labels},
         clipping_norm=recipe.privacy.clipping_norm,
-        matching=recipe.target_gradient,
+        matching=aim.matching,
         loss=recipe.generation.loss,
         probe_weight=recipe.generation.probe_weight,
         settings=recipe.loss_selection,
@@ -170,9 +172,10 @@ def public_space(
     model: ModelReference,
     wording: ResponseTemplate,
     mechanism: GaussianMechanism | None,
+    settings: TargetGradientSettings,
 ) -> StageArtifact | None:
     """Where the target lives; None where nothing public decides it. Private runs are told what to expect of it."""
-    settings, privacy = recipe.target_gradient, recipe.privacy
+    privacy = recipe.privacy
     if not (settings.uses_public_text or mechanism):
         return None
     norms = ReleaseNorms.of(privacy.clipping_norm, settings.probe_share)
@@ -183,10 +186,9 @@ def public_space(
         instructions={c.label: c.instruction for c in recipe.classes},
         settings=settings,
         clipping_norm=norms.gradient,
-        probe_dimensions=probe_dimensions(
-            settings, privacy.clipping_norm, mechanism and mechanism.sigma, privacy.declared_records
-        ),
     )
+    if settings.probe_share < recipe.target_gradient.probe_share:
+        logger.info("%s", TOO_NOISY_FOR_A_PROBE)
     if mechanism and privacy.declared_records:
         expected = expected_cosines(mechanism, norms, space.figures, privacy.declared_records)
         for line in preflight_lines(expected, recipe.class_names):

@@ -25,6 +25,7 @@ from markupsafe import Markup
 
 from gradmm_core.artifacts import publish
 from gradmm_core.location import Location, create
+from gradmm_core.preflight import released_target
 from gradmm_core.privacy import Guarantee
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
@@ -150,7 +151,7 @@ def how_texts_were_made(recipe: Recipe) -> str:
         way = f"for each the best of {search.draws} that the model wrote {after}"
         if search.rounds:
             way += f", with words changed over {search.rounds} rounds where that made it better"
-    if settings.method == "search" and recipe.target_gradient.probe_share > 0 and settings.probe_weight > 0:
+    if settings.method == "search" and released_target(recipe).probe_share > 0 and settings.probe_weight > 0:
         surest = ", and that a linear probe of the model's hidden states takes for the class"
     return f"Sentences were sought whose gradients point the way of their class's target{surest}: {way}."
 
@@ -178,7 +179,7 @@ def _calibration(guarantee: Guarantee) -> str:
 
 
 def _target_space(recipe: Recipe) -> str:
-    settings = recipe.target_gradient
+    settings = released_target(recipe)
     size = f" of {settings.subspace_dimensions} dimensions" if settings.space == "public-subspace" else ""
     centred = ", centred on the gradient of public text" if settings.centred else ""
     probe = f"; a probe has {settings.probe_share:.0%} of C squared" if settings.probe_share > 0 else ""

@@ -21,6 +21,10 @@ CONSTANT = 0.5
 #: Directions of a probe that no noise limits.
 MOST_DIMENSIONS = 1024
 
+#: A probe of fewer has learnt so little that a search finds the texts which its errors like: measured in
+#: docs/experiments.md, "Few rows and much noise".
+FEWEST_DIMENSIONS = 16
+
 
 class ReleaseNorms(NamedTuple):
     """The largest norm of each part of one record's vector. Those of a probe are zero where there is none."""
@@ -45,28 +49,30 @@ class ReleaseNorms(NamedTuple):
         )
 
 
-def probe_dimensions(
+def settled(
     settings: TargetGradientSettings,
     clipping_norm: float,
     sigma: float | None,
     declared_records: int | None,
-) -> int | None:
-    """How many directions of public texts' features a probe works with; None without one. Nothing private decides.
+) -> TargetGradientSettings:
+    """The settings with a number for `probe_dimensions='auto'`: as many as fit under the noise.
 
-    As set, or as many as fit under the noise.
+    Where these are fewer than `FEWEST_DIMENSIONS`, there is no probe, and the gradient has all of C^2.
+    Nothing private decides.
 
     Args:
         sigma: of the release's noise; None without any.
     """
-    if settings.probe_share == 0:
-        return None
-    if settings.probe_dimensions != "auto":
-        return settings.probe_dimensions
+    if settings.probe_share == 0 or settings.probe_dimensions != "auto":
+        return settings
     if sigma is None:
-        return MOST_DIMENSIONS
+        return settings.model_copy(update={"probe_dimensions": MOST_DIMENSIONS})
     assert declared_records is not None  # the recipe's validation asked for it
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
-    return min(MOST_DIMENSIONS, fitting_dimensions(norms.second_moment, sigma, declared_records))
+    fitting = fitting_dimensions(norms.second_moment, sigma, declared_records)
+    if fitting < FEWEST_DIMENSIONS:
+        return settings.model_copy(update={"probe_share": 0.0})
+    return settings.model_copy(update={"probe_dimensions": min(MOST_DIMENSIONS, fitting)})
 
 
 def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from gradmm_core.artifacts import publish
 from gradmm_core.location import Location
-from gradmm_core.preflight import expected_cosines
+from gradmm_core.preflight import expected_cosines, released_target
 from gradmm_core.privacy import gaussian_mechanism
 from gradmm_core.recipe import Recipe
 from gradmm_core.release import guarantee_table, how_texts_were_made, public_model_name
@@ -215,7 +215,7 @@ def noise_cosines(
     if space is None or records is None:
         return {}, actual
     centred = recipe.target_gradient.centred
-    norms = ReleaseNorms.of(mechanism.clipping_norm, recipe.target_gradient.probe_share)
+    norms = ReleaseNorms.of(mechanism.clipping_norm, released_target(recipe).probe_share)
     expected = expected_cosines(mechanism, norms, space.figures, records)
     return {names[e.label]: e.centred if centred else e.plain for e in expected}, actual
 

@@ -145,7 +145,7 @@ class TargetGradientSettings(Settings):
     probe_dimensions: Count | Literal["auto"] = Field(
         default="auto",
         description="Directions of public texts' hidden states that the probe works with. 'auto': as many as the "
-        "noise leaves room for, by privacy.declared_records.",
+        "noise leaves room for, by privacy.declared_records; no probe where these are too few.",
     )
     public_texts: Count = Field(default=1000, description="Texts of each class that the model writes itself.")
     public_text_tokens: Count = 25

@@ -19,22 +19,23 @@ def target_space(
     instructions: dict[int, str],
     settings: TargetGradientSettings,
     clipping_norm: float,
-    probe_dimensions: int | None,
 ) -> Outcome:
     """The basis and the centres, a probe's features, and what public text lets one expect of a private target.
 
     Args:
+        settings: with a number of the probe's dimensions, if it has one.
         clipping_norm: of a record's gradient.
-        probe_dimensions: the most that a text's features may have; None without a probe.
     """
     # Late, see tasks/stage.py.
     from gradmm_core.target_space import PublicStatistics, make_target_space, public_texts, to_table
 
     language_model, template = read_model(context, model, wording)
     texts = public_texts(language_model, template, instructions, settings)
-    space, statistics = make_target_space(
-        language_model, template, texts, settings, clipping_norm, probe_dimensions
-    )
+    dimensions = None
+    if settings.probe_share > 0:
+        assert settings.probe_dimensions != "auto"
+        dimensions = settings.probe_dimensions
+    space, statistics = make_target_space(language_model, template, texts, settings, clipping_norm, dimensions)
     rows = language_model.head.shape[0] if space.rows is None else len(space.rows)
     columns = language_model.head.shape[1] if space.basis is None else space.basis.shape[1]
     figures = {

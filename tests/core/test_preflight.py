@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from gradmm_core.preflight import EXPECTED_SHIFT, expected_cosines, preflight_lines
+from deployments.recipe_files import find_recipe
+from gradmm_core.preflight import EXPECTED_SHIFT, expected_cosines, preflight_lines, released_target
 from gradmm_core.privacy import GaussianMechanism
-from gradmm_core.release_norms import ReleaseNorms
+from gradmm_core.recipe import load_recipe
+from gradmm_core.release_norms import MOST_DIMENSIONS, ReleaseNorms
 
 MECHANISM = GaussianMechanism(
     epsilon=0.5, delta=1e-5, clipping_norm=1.0, adjacency="add-or-remove", calibration="analytic"
@@ -57,3 +59,28 @@ def test_a_target_of_noise_is_warned_of() -> None:
     assert [line.startswith("WARNING") for line in preflight_lines(weak, {0: "bad"})] == [False, True]
     (line,) = preflight_lines(strong, {0: "bad"})
     assert line == "expected cosine of noisy and clean target, bad: 1.00, centred 1.00"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share", "dimensions"),
+    [
+        ([], 0.5, MOST_DIMENSIONS),
+        (["privacy.epsilon=0.05", "privacy.declared_records=67349"], 0.5, 33),
+        (["privacy.epsilon=0.05", "privacy.declared_records=8000"], 0.0, "auto"),
+        (["privacy.epsilon=1", "privacy.declared_records=8000"], 0.5, 50),
+        (
+            ["privacy.epsilon=0.05", "privacy.declared_records=8000", "target_gradient.probe_dimensions=4"],
+            0.5,
+            4,
+        ),
+        (["privacy.epsilon=1", "privacy.declared_records=8000", "target_gradient.probe_share=0"], 0.0, "auto"),
+    ],
+)
+def test_a_probe_is_released_where_the_noise_leaves_it_enough_to_learn(
+    overrides: list[str], share: float, dimensions: int | str
+) -> None:
+    recipe = load_recipe(find_recipe("sst2"), ["privacy.delta=1e-5", *overrides])
+    released = released_target(recipe)
+    assert (released.probe_share, released.probe_dimensions) == (share, dimensions)
+    changed = {"probe_share": share, "probe_dimensions": dimensions}
+    assert released == recipe.target_gradient.model_copy(update=changed)

@@ -398,6 +398,15 @@ def test_card_says_how_the_sentences_were_made(
     assert words in html.split("How it was made")[1].split("<h2>")[0]
 
 
+def test_card_names_no_probe_where_none_is_released(tmp_path: Path, texts: pd.DataFrame) -> None:
+    pages = []
+    for records in (50000, 8000):  # in so few a probe would be lost in the noise
+        folder = tmp_path / str(records)
+        pages.append(rendered(write_release(folder, run_record(SENTIMENT, 12, declared_records=records), texts)))
+    assert ["a probe has 50% of C squared" in page for page in pages] == [True, False]
+    assert ["takes for the class" in page for page in pages] == [True, False]
+
+
 def test_card_of_the_paper_calibration_names_no_accountant_and_says_where_its_proof_ends(
     tmp_path: Path, texts: pd.DataFrame
 ) -> None:

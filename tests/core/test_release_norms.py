@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradmm_core.privacy import GaussianMechanism
-from gradmm_core.release_norms import CONSTANT, MOST_DIMENSIONS, ReleaseNorms, probe_dimensions
+from gradmm_core.release_norms import CONSTANT, FEWEST_DIMENSIONS, MOST_DIMENSIONS, ReleaseNorms, settled
 from gradmm_core.settings import TargetGradientSettings
 
 
@@ -43,21 +43,26 @@ def test_a_probe_has_as_many_directions_as_its_second_moment_can_carry(
 ) -> None:
     settings = TargetGradientSettings()
     noise = mechanism(epsilon, clipping_norm)
-    found = probe_dimensions(settings, clipping_norm, noise.sigma, records)
-    assert found is not None
+    found = settled(settings, clipping_norm, noise.sigma, records)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
     deviation = noise.sigma / norms.second_moment * (1 + CONSTANT**2)
 
     def fits(dimensions: int) -> bool:
         return math.sqrt(2 * dimensions) * deviation / records <= 1 / (2 * dimensions)
 
-    assert found == 1 or fits(found)
-    assert found == MOST_DIMENSIONS or not fits(found + 1)
-    assert found == probe_dimensions(settings, 1.0, mechanism(epsilon).sigma, records)  # C scales everything alike
+    assert found == settled(settings, 1.0, mechanism(epsilon).sigma, records)  # C scales everything alike
+    if not fits(FEWEST_DIMENSIONS):
+        assert found == settings.model_copy(update={"probe_share": 0.0})
+        return
+    dimensions = found.probe_dimensions
+    assert dimensions != "auto"
+    assert fits(dimensions)
+    assert dimensions == MOST_DIMENSIONS or not fits(dimensions + 1)
+    assert found == settings.model_copy(update={"probe_dimensions": dimensions})
 
 
 def test_directions_are_as_set_and_none_without_a_probe() -> None:
-    no_probe = TargetGradientSettings(probe_share=0.0)
-    assert probe_dimensions(no_probe, 1.0, 4.0, 1000) is None
-    assert probe_dimensions(TargetGradientSettings(probe_dimensions=5), 1.0, 40.0, None) == 5
-    assert probe_dimensions(TargetGradientSettings(), 1.0, None, None) == MOST_DIMENSIONS
+    for as_they_are in (TargetGradientSettings(probe_share=0.0), TargetGradientSettings(probe_dimensions=5)):
+        assert settled(as_they_are, 1.0, 4000.0, 10) == as_they_are
+        assert settled(as_they_are, 1.0, None, None) == as_they_are
+    assert settled(TargetGradientSettings(), 1.0, None, None).probe_dimensions == MOST_DIMENSIONS

@@ -24,6 +24,7 @@ from gradmm_core.filters import kept_texts
 from gradmm_core.generation import generate
 from gradmm_core.label_filter import filter_labels
 from gradmm_core.ledger import Entry, Ledger
+from gradmm_core.preflight import TOO_NOISY_FOR_A_PROBE
 from gradmm_core.probe import Moments, Probe
 from gradmm_core.recipe import Recipe
 from gradmm_core.run_record import RunRecord
@@ -306,6 +307,25 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     assert "probe_trust" not in without.stage("target_gradient").figures
     assert without.stage("generation").read()["probe_loss"].isna().all()
     assert len(releases(recipe, tmp_path)) == 2
+
+
+def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto"})  # of 200 records
+    record = run(recipe, tmp_path)
+    assert TOO_NOISY_FOR_A_PROBE in caplog.messages
+    caplog.clear()
+    assert record.stage("target_space").figures["probe_dimensions"] is None
+    assert set(record.stage("target_gradient").read()["part"]) == {"gradient"}
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.release.space == "public-subspace, centred"
+    # The gradient has all of C^2 then: it is the release of a recipe that asks for no probe.
+    asked = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto", "probe_share": 0.0})
+    same = run(asked, tmp_path)
+    assert TOO_NOISY_FOR_A_PROBE not in caplog.messages
+    assert same.stage("loss_selection").sha256 == record.stage("loss_selection").sha256
+    assert releases(asked, tmp_path) == [entry]
 
 
 def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
