@@ -160,15 +160,11 @@ def make_target(
             calibration="analytic",
         )
     settings = settled(TargetGradientSettings(), clipping_norm, mechanism and mechanism.sigma, len(data))
-    dimensions = None
-    if settings.probe_share > 0:
-        assert settings.probe_dimensions != "auto"
-        dimensions = settings.probe_dimensions
     instructions = {c.label: c.instruction for c in bench.recipe.classes}
     texts = public_texts(bench.language_model, bench.template, instructions, settings)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
     space, public = make_target_space(
-        bench.language_model, bench.template, texts, settings, norms.gradient, dimensions
+        bench.language_model, bench.template, texts, settings, norms.gradient, settings.directions
     )
     sums = target_sums(bench.language_model, bench.template, data, settings, clipping_norm, mechanism, space)
     values, moments = sums.release(mechanism)

@@ -50,8 +50,8 @@ INTRODUCTION = """\
 By the loss, f is 1 - cos and the distance |g - G|^2 / |G|^2, of a text's gradient alone (the mean over texts) or
 of the set's mean. The shares say how long the set's gradient is along the target, in parts of the target, class by
 class. Passes are passes of one token through the model's body, a backward one counted twice; `rerank` has as many
-as `search`. Means over seeds (their number in brackets), ± half a 95% interval (Student). *Ahead by* is `search`
-less the method, seed by seed.
+as `search`. Means over seeds (their number in brackets), ± half a 95% interval (Student); with an epsilon each
+seed has a release of its own. *Ahead by* is `search` less the method, seed by seed.
 """
 
 

@@ -151,6 +151,14 @@ class TargetGradientSettings(Settings):
     public_text_tokens: Count = 25
 
     @property
+    def directions(self) -> int | None:
+        """Of the probe; None without one. 'auto' has been settled before (`release_norms.settled`)."""
+        if self.probe_share == 0:
+            return None
+        assert self.probe_dimensions != "auto"
+        return self.probe_dimensions
+
+    @property
     def uses_public_text(self) -> bool:
         """Whether the target's space or centre, or the probe's, comes from text that the model writes."""
         return self.centred or self.space == "public-subspace" or self.probe_share > 0

@@ -23,7 +23,7 @@ def target_space(
     """The basis and the centres, a probe's features, and what public text lets one expect of a private target.
 
     Args:
-        settings: with a number of the probe's dimensions, if it has one.
+        settings: with 'auto' settled.
         clipping_norm: of a record's gradient.
     """
     # Late, see tasks/stage.py.
@@ -31,11 +31,9 @@ def target_space(
 
     language_model, template = read_model(context, model, wording)
     texts = public_texts(language_model, template, instructions, settings)
-    dimensions = None
-    if settings.probe_share > 0:
-        assert settings.probe_dimensions != "auto"
-        dimensions = settings.probe_dimensions
-    space, statistics = make_target_space(language_model, template, texts, settings, clipping_norm, dimensions)
+    space, statistics = make_target_space(
+        language_model, template, texts, settings, clipping_norm, settings.directions
+    )
     rows = language_model.head.shape[0] if space.rows is None else len(space.rows)
     columns = language_model.head.shape[1] if space.basis is None else space.basis.shape[1]
     figures = {
