@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from gradmm_core.preflight import EXPECTED_SHIFT
+from gradmm_core.privacy import gaussian_mechanism
 from gradmm_core.report import duration, figure, noise_cosines, percent, points, write_report
 from gradmm_core.run_record import RunRecord
 from tests.core.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
@@ -288,6 +289,22 @@ def test_expected_cosine_is_that_of_the_kind_of_target(private_run: RunRecord) -
         assert list(cosines[0]) == list(names.values())
         for value in cosines[0].values():
             assert value == pytest.approx(signal / (signal**2 + noise**2) ** 0.5)
+
+
+@pytest.mark.parametrize(("records", "gradients_part"), [(50000, 0.5), (8000, 1.0)])
+def test_expected_cosine_is_of_what_a_probe_leaves_the_gradient(records: int, gradients_part: float) -> None:
+    """Of C^2. In 8,000 records a probe would be lost in the noise, and none is released."""
+    run = run_record(SENTIMENT, rows=20, declared_records=records)
+    all_clipped = {str(label): 1e6 for label in run.recipe.class_names}
+    figures = {"coordinates": 32, "unclipped": all_clipped, "plain": all_clipped, "clip_scale": all_clipped}
+    space = run.stages[0].model_copy(update={"stage": "target_space", "figures": figures})
+    cosines = noise_cosines(run.recipe, [space, *run.stages])
+    mechanism = gaussian_mechanism(run.recipe.privacy)
+    assert cosines is not None
+    assert mechanism is not None
+    signal, noise = records / 2 * gradients_part**0.5, mechanism.sigma * 32**0.5
+    for value in cosines[0].values():
+        assert value == pytest.approx(signal / (signal**2 + noise**2) ** 0.5)
 
 
 def test_page_can_be_read_aloud(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:

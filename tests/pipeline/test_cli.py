@@ -22,9 +22,14 @@ from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
 from deployments.cli import main
+from gradmm_core.canary_release import audit_release
 from gradmm_core.generation import generate
+from gradmm_core.mechanism_audit import MechanismAudit
 from gradmm_core.model_reference import ModelReference
+from gradmm_core.privacy import GaussianMechanism
+from gradmm_core.release_norms import ReleaseNorms
 from gradmm_core.run_record import RunRecord
+from gradmm_core.settings import MechanismAuditSettings
 from tests.pipeline.conftest import tiny_recipe_values
 
 
@@ -337,11 +342,29 @@ def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) 
     assert "privacy.epsilon: the recipe has no epsilon to audit" in without.err
 
 
+def test_an_audit_is_of_the_parts_that_would_be_released(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = []
+
+    def audit(
+        mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int
+    ) -> MechanismAudit:
+        audited.append(norms)
+        return audit_release(mechanism, norms, settings, seed)
+
+    monkeypatch.setattr("gradmm_core.canary_release.audit_release", audit)
+    private = ["--set", "privacy={epsilon: 0.05, delta: 1e-5, declared_records: 8000}"]
+    for share, dimensions in ((0.5, "auto"), (0.5, 4), (0, "auto")):
+        probe = f"target_gradient={{probe_share: {share}, probe_dimensions: {dimensions}}}"
+        assert gradmm("audit", recipe_file, *private, "--set", probe).status == 0
+    assert audited == [ReleaseNorms.of(1.0, share) for share in (0.0, 0.5, 0.0)]
+
+
 def test_an_audit_that_fails_stops_the_run_before_it_reads_data(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tasks.inputs
-    from gradmm_core.privacy import GaussianMechanism
 
     private = ["--set", "privacy.epsilon=1", "--set", "privacy.delta=1e-5", "--root", tmp_path / "root"]
     monkeypatch.setattr(GaussianMechanism, "noise", lambda self, shape: 1e-9 * np.random.randn(*shape))
