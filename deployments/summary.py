@@ -115,7 +115,8 @@ def _next_release(recipe: Recipe, ledger: Ledger, mechanism: GaussianMechanism, 
         ledger.check(release, budget, mechanism.delta)
     except InputError as refusal:
         return f"refused: {refusal}"
-    return f"epsilon {mechanism.epsilon:g} with sigma {mechanism.sigma:.4g} is within the budget"
+    noise = f"epsilon {mechanism.epsilon:g} with sigma {mechanism.sigma:.4g}"
+    return f"{noise} ({release.space}) is within the budget"
 
 
 def _result(stage: StageRecord) -> str:

@@ -342,6 +342,14 @@ def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) 
     assert "privacy.epsilon: the recipe has no epsilon to audit" in without.err
 
 
+def test_privacy_says_whether_a_probe_would_be_released(recipe_file: Path, tmp_path: Path) -> None:
+    target = "target_gradient={space: public-subspace, centred: true, probe_share: 0.5}"
+    asked = ["privacy", recipe_file, "--root", tmp_path, "--set", target]
+    for records, space in ((8000, "public-subspace, centred"), (80000, "public-subspace, centred, and a probe")):
+        private = ["--set", f"privacy={{epsilon: 0.05, delta: 1e-5, declared_records: {records}}}"]
+        assert f"({space}) is within the budget" in gradmm(*asked, *private).out
+
+
 def test_an_audit_is_of_the_parts_that_would_be_released(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
