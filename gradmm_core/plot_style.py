@@ -122,7 +122,9 @@ def described(figure: Figure, description: str) -> Figure:
     figure.set_label(description)
     for artist in figure.findobj(lambda artist: artist.get_clip_on()):
         artist.set_clip_on(False)  # a clipped one would refer to its frame in the SVG
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    assert engine is not None, "made by `new_figure` under `styled`"
+    engine.execute(figure)  # without the drawing after it, a third of the time
     figure.set_layout_engine("none")
     return figure
 
