@@ -110,7 +110,7 @@ def comparison_markdown(table: pd.DataFrame, by: str = "texts") -> str:
         HONEST,
         "\n".join(f"- {_name(row)}: {_accuracy(row)}" for row in alone),
         _grid(at_sizes, sizes, _accuracy),
-        *_leads(table.dropna(subset=["verdict"]), alone, sizes),
+        *_leads(table.dropna(subset=["verdict"]), alone, sizes, by),
         *_how_it_reads(at_sizes[at_sizes["size"] == max(sizes)]),
     ]
     return "\n\n".join(filter(None, parts))
@@ -154,7 +154,7 @@ def arms_markdown(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]]) -
     return markdown_table(head, lines)
 
 
-def _leads(compared: pd.DataFrame, alone: Sequence[pd.Series], sizes: Sequence[int]) -> list[str]:
+def _leads(compared: pd.DataFrame, alone: Sequence[pd.Series], sizes: Sequence[int], by: str) -> list[str]:
     """Nothing where the product is by itself."""
     if compared.empty:
         return []
@@ -163,7 +163,7 @@ def _leads(compared: pd.DataFrame, alone: Sequence[pd.Series], sizes: Sequence[i
     return [
         f"## How far {PRODUCT} is ahead",
         "Its accuracy minus the arm's, paired by seed, of the checkpoints chosen on validation.",
-        "\n".join(f"- {_name(row)}: {_lead(row)} ({row['against_size']} texts of {PRODUCT})" for row in alone),
+        "\n".join(f"- {_name(row)}: {_lead(row)} ({row['against_size']} {by} of {PRODUCT})" for row in alone),
         _grid(compared[compared["size"].isin(sizes)], sizes, _lead),
         f"{within} of {len(compared)} differences are within noise. Each is judged by itself: if no arm differed, "
         f"about {by_chance:.1f} of them would still be called a difference.",

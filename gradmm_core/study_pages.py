@@ -56,9 +56,11 @@ def study_pictures(record: StudyRecord) -> Mapping[str, Figure]:
 
 
 def _scarce(table: pd.DataFrame) -> str:
+    texts = table[table["arm"] == PRODUCT].sort_values("size")["texts"]
     said = (
         f"{PRODUCT} and the texts that the model writes without data (zero-shot) are as many as the recipe has "
-        "filtered ones; `real rows` are the few themselves, which the others are to beat."
+        "filtered ones; `real rows` are the few themselves, which the others are to beat. By their number "
+        f"{PRODUCT} has {', '.join(f'{count:,.0f}' for count in texts)} texts, a mean over seeds."
     )
     return "\n\n".join([said, comparison_markdown(table, "real rows")])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,9 @@ def test_scarce_texts_come_from_the_few_rows_alone(recipe: Recipe, tmp_path: Pat
     page = check_folder(record, tmp_path)
     assert "by the number of real rows" in page
     assert "| real rows |" in page
+    assert re.findall(r"before fine-tuning: .+ \((.+)\)$", page, re.MULTILINE) == [f"5 real rows of {PRODUCT}"]
+    with_two, with_five = table.loc[table["arm"] == PRODUCT, "texts"]
+    assert f"By their number {PRODUCT} has {with_two:.0f}, {with_five:.0f} texts, a mean over seeds." in page
 
 
 def test_transfer_fine_tunes_every_model_on_the_same_texts(
