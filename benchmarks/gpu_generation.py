@@ -2,11 +2,10 @@
 
     python -m benchmarks.gpu_generation --json gpu.json
 
-The weights are random: time and memory do not depend on them. So is the target, of the whole head. A share of the
-floor is the time that the body's matrix products alone would take, over the time taken: two operations for each
-parameter and token, forward and, as the frozen weights need no gradient of their own, once more backward, at the
-throughput of one large product measured in the same run. Without a GPU a small model runs on the CPU, which shows
-that this works, and nothing about a GPU.
+The weights and the target (of the whole head) are random, as time and memory do not depend on them. The floor is
+the time of the body's matrix products alone: two operations per parameter and token forward, and as many backward
+(frozen weights need no gradient), at the throughput of one large product measured in the same run. Without a GPU a
+small model runs on the CPU, as a check of the script.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ import torch
 from transformers import AutoModelForCausalLM, PhiConfig
 
 from benchmarks.timing import device_name
-from benchmarks.whole_generation import made
+from benchmarks.whole_generation import generation
 from benchmarks.workload import Workload
-from gradmm_core.compute_meter import ComputeMeter
-from gradmm_core.demo.grammar import public_documents
-from gradmm_core.demo.material import END, train_tokenizer
-from gradmm_core.language_model import LanguageModel
-from gradmm_core.memory import peak_memory
-from gradmm_core.settings import (
+from gradmm.config.settings import (
     AdmmSettings,
     GenerationSettings,
     ProjectionSettings,
 )
+from gradmm.demo.grammar import public_documents
+from gradmm.demo.material import END, train_tokenizer
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.memory import peak_memory
+from gradmm.lm.token_passes import ComputeMeter
 
-#: What runs on a GPU: Phi-1.5 and the paper's schedule; and what a CPU does in a minute.
+#: On a GPU, Phi-1.5 and the paper's schedule; on a CPU, a minute of work.
 PAPER = {"layers": 24, "hidden": 2048, "heads": 32, "vocabulary": 51_200, "examples": 200, "iterations": 30}
 SMALL = {"layers": 2, "hidden": 256, "heads": 4, "vocabulary": 8192, "examples": 8, "iterations": 1}
 
@@ -49,12 +48,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--inner-steps", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=25)
-    parser.add_argument("--batch", type=int, help="examples side by side (default: all)")
+    parser.add_argument("--batch", type=int, help="examples per batch (default: all)")
     parser.add_argument("--matmul", type=int, default=8192 if gpu else 2048, help="rows of the large product")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not gpu:
-        print("no GPU: a reduced size on the CPU, which is not the GPU's figure")
+        print("no GPU: a small model on the CPU, not a GPU measurement")
     with tempfile.TemporaryDirectory() as folder:
         options.model = save_model(options, Path(folder))
         work = Workload.of(options, "bfloat16")
@@ -75,10 +74,10 @@ def main() -> None:
         ),
         "search": GenerationSettings(loss="cosine", batch_size=batch),
     }
-    made(work, methods["search"], 2)()  # what a first pass sets up is not counted
+    generation(work, methods["search"], 2)()  # one-time setup
     rows = []
     for name, settings in methods.items():
-        run = made(work, settings, options.examples)
+        run = generation(work, settings, options.examples)
         with ComputeMeter(work.model) as meter, peak_memory() as peak:
             started = time.perf_counter()
             run()
@@ -99,7 +98,7 @@ def main() -> None:
 
 
 def save_model(options: argparse.Namespace, folder: Path) -> str:
-    """A Phi with random weights in bfloat16, and the demo's tokenizer, for gradmm to load as any other."""
+    """Save a Phi with random weights in bfloat16 and the demo's tokenizer; return its folder."""
     tokenizer = train_tokenizer(list(public_documents(3000, Random(0), frozenset())))
     end = tokenizer.get_vocab()[END]
     config = PhiConfig(
@@ -120,13 +119,13 @@ def save_model(options: argparse.Namespace, folder: Path) -> str:
 
 
 def body_parameters(model: LanguageModel) -> int:
-    """All but the embeddings, which are looked up, and the head."""
+    """Count the parameters without the embeddings and the head."""
     body = sum(parameter.numel() for parameter in model.model.base_model.parameters())
     return body - model.embeddings.numel()
 
 
 def matmul_throughput(rows: int, device: torch.device) -> float:
-    """Operations per second of a square product in bfloat16: the best of ten, after one that is not counted."""
+    """Measure operations per second of a square product in bfloat16: the best of ten after a warm-up."""
     left, right = (torch.randn(rows, rows, device=device).bfloat16() for _ in range(2))
     best = float("inf")
     for turn in range(11):

@@ -1,11 +1,11 @@
-"""What many rows, many texts and many runs take: memory, open files and disk.
+"""Load: memory, open files and disk of many rows, many texts and many runs.
 
     python -m benchmarks.load target --rows 100000 1000000      # rows through the target's stage
     python -m benchmarks.load generation --texts 1000 10000     # texts through generation and all filters
     python -m benchmarks.load runs --runs 100                   # one after another in one process, all cached
 
-The model is as small as one with a body can be, with random weights, and the settings the cheapest there are: what
-grows here is what holds rows, texts and runs. Each line of `target` and `generation` has a process of its own.
+The model is minimal, with random weights, and the settings are the cheapest possible, so that only the handling of
+rows, texts and runs grows. Each line of `target` and `generation` is measured in a fresh process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import pandas as pd
 import psutil
 import yaml
 
-from gradmm_core.demo.grammar import private_rows
-from gradmm_core.memory import peak_memory
+from gradmm.demo.grammar import private_rows
+from gradmm.lm.memory import peak_memory
 
 MIB = 2**20
 HELD_OUT = {"validation": 1000, "test": 1000}  # rows
-#: Of sentences that the grammar writes; rows are these, each with a number of its own.
+#: Distinct sentences of the grammar; each row is one of them with a number.
 SENTENCES = 5000
 
 
@@ -67,7 +67,7 @@ def write_model(folder: Path) -> None:
 
 
 def write_data(folder: Path, rows: int) -> Path:
-    """So many train rows of two classes, a hundred bytes or less each."""
+    """Write train rows of two classes, at most a hundred bytes each."""
     folder.mkdir()
     written = private_rows(SENTENCES, random.Random(0))
     for split, count in {"train": rows, **HELD_OUT}.items():
@@ -78,7 +78,7 @@ def write_data(folder: Path, rows: int) -> Path:
 
 
 def recipe_values(folder: Path, data: Path, texts: int, shard_size: int) -> dict[str, object]:
-    """A recipe that does little, of every stage."""
+    """The cheapest recipe that runs every stage."""
     classes = [(0, "negative", " bad", "An unhappy customer wrote:\n"), (1, "positive", " good", "A happy one:\n")]
     names = ("label", "name", "verbaliser", "instruction")
     return {
@@ -116,12 +116,12 @@ def _target(options: argparse.Namespace, folder: Path) -> None:
 
 
 def measure_target(folder: Path, data: Path, rows: int) -> str:
-    """The fingerprint of the data, and the stage, without Prefect around them."""
-    from flows.texts import response_template, stage_runs
-    from gradmm_core.artifacts import Root
-    from gradmm_core.recipe import validate_recipe
-    from tasks.inputs import dataset_fingerprint, model_fingerprint
-    from tasks.target_gradient import target_gradient
+    """Measure the fingerprint of the data, and the stage, without Prefect."""
+    from gradmm.config.loading import validate_recipe
+    from gradmm.flows.pipeline import prompt_template_of, stage_runs
+    from gradmm.storage.artifacts import Root
+    from gradmm.tasks.runtime.inputs import dataset_fingerprint, model_fingerprint
+    from gradmm.tasks.target_gradient import target_gradient
 
     recipe = validate_recipe(recipe_values(folder, data, 2, 1), "load")
     place = folder / f"root-{rows}"
@@ -138,7 +138,7 @@ def measure_target(folder: Path, data: Path, rows: int) -> str:
             train=train,
             space=None,
             model=model,
-            wording=response_template(recipe),
+            prompt_template=prompt_template_of(recipe),
             settings=recipe.target_gradient,
             clipping_norm=1.0,
             mechanism=None,
@@ -171,8 +171,8 @@ def _generation(options: argparse.Namespace, folder: Path) -> None:
 
 
 def run_here(recipe: Path, root: Path) -> None:
-    """One run by the command, in a process of its own."""
-    command = [sys.executable, "-m", "deployments.cli", "run", str(recipe), "--root", str(root)]
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "gradmm.deployments.cli.main", "run", str(recipe), "--root", str(root)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -184,11 +184,11 @@ def _runs(options: argparse.Namespace, folder: Path) -> None:
     recipe, root = folder / "load.yaml", folder / "root"
     recipe.write_text(yaml.safe_dump(recipe_values(folder, data, 40, 10)))
     os.environ["PREFECT_HOME"] = str(folder / "home")
-    from deployments.local_run import local_run
+    from gradmm.deployments.serving.local_run import local_run
 
     with local_run(root, verbose=False) as wait_for_server:
-        from flows.distil import distil
-        from gradmm_core.recipe import load_recipe
+        from gradmm.config.loading import load_recipe
+        from gradmm.flows.distil import distil
 
         wait_for_server()
         loaded = load_recipe(recipe)
@@ -198,13 +198,13 @@ def _runs(options: argparse.Namespace, folder: Path) -> None:
             with redirect_stdout(StringIO()):
                 distil(**blocks, root=root)
             if number in (1, 2, 5) or number % 10 == 0:
-                print(f"run {number:4}  {time.perf_counter() - began:5.1f} s   {_held(folder)}", flush=True)
+                print(f"run {number:4}  {time.perf_counter() - began:5.1f} s   {_usage(folder)}", flush=True)
     for place, size in Counter(_sizes(root)).most_common():
         print(f"  {place:10} {size / 1000:10,.0f} kB")
 
 
-def _held(folder: Path) -> str:
-    """What this process and Prefect's server hold, and what is on disk."""
+def _usage(folder: Path) -> str:
+    """Memory, files and threads of this process and of Prefect's server, and bytes on disk."""
     process = psutil.Process()
     (server,) = (child for child in process.children() if "prefect" in child.cmdline())
     return (
@@ -215,7 +215,7 @@ def _held(folder: Path) -> str:
 
 
 def _sizes(root: Path) -> dict[str, int]:
-    """Bytes of each folder directly under a root."""
+    """Count the bytes of each folder directly under a root."""
     sizes: Counter[str] = Counter()
     for file in root.rglob("*"):
         if file.is_file():
@@ -228,5 +228,5 @@ def _disk(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    logging.getLogger("gradmm_core").setLevel(logging.WARNING)
+    logging.getLogger("gradmm").setLevel(logging.WARNING)
     main()

@@ -1,9 +1,8 @@
-"""The projection to readable tokens: one cached step for each token, against reading the prompt again.
+"""The projection to readable tokens: one cached step per token, compared with reading the prompt again.
 
     python -m benchmarks.projection --model ../shared/material/models/reviews-phi-9m
 
-Both take the nearest of the 200 likeliest tokens; before the timing it is checked that in float32 they choose the
-same ones.
+Both take the nearest of the 200 likeliest tokens. The report includes the share of equal tokens in float32.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from benchmarks.published import BATCH
 from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
 from benchmarks.workload import INSTRUCTION, Workload, ways_of_gradmm
 from benchmarks.x_update import start
-from gradmm_core.projection import Projector
-from gradmm_core.settings import ProjectionSettings
+from gradmm.config.settings import ProjectionSettings
+from gradmm.generation.projection import Projector
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Projection, with a cache against without")
+    parser = argparse.ArgumentParser(description="Projection with and without a cache")
     add_timing_arguments(parser)
     options = parser.parse_args()
     plain = Workload.plain(options)

@@ -1,10 +1,9 @@
-"""The published procedure, plainly: what gradmm's speed is measured against.
+"""The published procedure of GRADMM, the baseline of the speed comparisons.
 
-What GRADMM's paper and its published code do, written from their description: ten examples share one gradient and
-one loss; the matching loss is differentiated by autograd through the head's gradient, a matrix as large as the
-head; logits are computed at every position; a perplexity of the text is computed and multiplied by zero; the
-projection reads its prompt again, twice, for every token that it chooses, and sorts the whole vocabulary for every
-row. All of it in float32.
+Written from the description of the paper and its code: ten examples share one gradient and one loss. Autograd
+differentiates the matching loss through the head's gradient, a matrix as large as the head. Logits are computed at
+every position, and a perplexity of the text is computed and multiplied by zero. The projection reads its prompt
+twice for every token, and sorts the whole vocabulary for every row. All in float32.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradmm_core.language_model import LanguageModel
-from gradmm_core.settings import AdmmSettings
-from gradmm_core.template import TokenisedTemplate
-from gradmm_core.vocabulary import AllowedTokens
+from gradmm.config.settings import AdmmSettings
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate
+from gradmm.lm.vocabulary import AllowedTokens
 
 #: Examples that share a gradient.
 BATCH = 10
@@ -26,11 +25,11 @@ BATCH = 10
 
 @dataclass
 class Published:
-    """Texts of one class.
+    """Generates texts of one class.
 
     Args:
-        target: as wide as the head with its bias.
-        allowed: tokens that may be chosen; the first one among those that may start a text, as gradmm has it.
+        target: a gradient of the head with its bias.
+        allowed: tokens that may be chosen; the first token must be able to start a text, as in gradmm.
         candidates: k of the projection.
     """
 
@@ -48,7 +47,7 @@ class Published:
         self._is_allowed[self.allowed.ids] = True
 
     def matching_loss(self, x: Tensor) -> Tensor:
-        """One for the whole batch, differentiable in x."""
+        """Compute one loss for the whole batch, differentiable in x."""
         head = self.model.model.get_output_embeddings()
         parameters = [p.requires_grad_(True) for p in (head.weight, head.bias) if p is not None]
         response = torch.tensor(self.template.responses[self.label], device=self.model.device)
@@ -62,7 +61,7 @@ class Published:
         return 1 - F.cosine_similarity(gradient.flatten(), self.target.flatten(), dim=0)
 
     def x_gradient(self, x: Tensor, z_ids: Tensor, dual: Tensor, rho: float) -> Tensor:
-        """Of the augmented Lagrangian with respect to x."""
+        """Compute the gradient of the augmented Lagrangian with respect to x."""
         x = x.detach().requires_grad_(True)
         pull = self.model.embed(z_ids) - dual / rho
         text = self.model.model(inputs_embeds=x, use_cache=False).logits
@@ -72,7 +71,7 @@ class Published:
 
     @torch.no_grad()
     def project(self, x: Tensor) -> Tensor:
-        """Token ids: of the k likeliest allowed tokens the nearest."""
+        """Choose the nearest of the k likeliest allowed tokens at each position; return token ids."""
         prompt = [*self.model.prefix_ids, *self.model.encode(self.instruction)]
         ids = torch.tensor([prompt], device=self.model.device).repeat(len(x), 1)
         for j in range(x.shape[1]):
@@ -91,7 +90,7 @@ class Published:
         return ids[:, len(prompt) :]
 
     def generate(self, start: Tensor, settings: AdmmSettings) -> Tensor:
-        """Algorithm 1 from the embeddings of `start`, in batches of ten. Token ids."""
+        """Run Algorithm 1 from the embeddings of `start`, in batches of ten; return token ids."""
         return torch.cat([self._generate(part, settings) for part in start.split(BATCH)])
 
     def _generate(self, start: Tensor, settings: AdmmSettings) -> Tensor:

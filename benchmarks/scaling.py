@@ -1,13 +1,13 @@
-"""How time and memory grow: of generation with examples, batch, length, vocabulary; of the target with records.
+"""Growth of time and memory: generation over examples, batch, length and vocabulary; the target over records.
 
     python -m benchmarks.scaling --model ../shared/material/models/reviews-phi-9m \
         --data ../shared/material/data/sst2 --json scaling.json
 
-Every measurement has a process of its own, so that none sees the memory of the one before. "work" is the peak
-above what the process held before it. Generation matches the whole head's gradient, the dearest target, and is
-warmed up with two texts; the target gradient is made in the default space. Larger vocabularies are of models with
-random weights and the same body: only the tokenizer's own tokens are written, but all logits are computed.
-Processor time is told beside the clock's: a busy machine changes it less.
+Every measurement runs in a fresh process, so that none includes the memory of another. "work" is the peak above
+the memory in use before. Generation matches the whole head's gradient, the most expensive target, after a warm-up
+with two texts. The target gradient is computed in the default space. Larger vocabularies belong to models with
+random weights and the same body: only the tokenizer's tokens are written, but all logits are computed. CPU time is
+reported beside elapsed time, as other load on the machine affects it less.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.timing import device_name
-from benchmarks.whole_generation import made
+from benchmarks.whole_generation import generation
 from benchmarks.workload import INSTRUCTION, DType, Workload
-from gradmm_core.data import LabelledTexts
-from gradmm_core.language_model import load_language_model
-from gradmm_core.memory import peak_memory
-from gradmm_core.model_reference import resolve_model
-from gradmm_core.settings import AdmmSettings, GenerationSettings, ModelSettings, TargetGradientSettings
-from gradmm_core.target_gradient import target_sums
-from gradmm_core.target_space import make_target_space, public_texts
-from gradmm_core.template import tokenise_template
-from gradmm_core.wording import ResponseTemplate
+from gradmm.config.settings import AdmmSettings, GenerationSettings, ModelSettings, TargetGradientSettings
+from gradmm.data.splits import LabelledTexts
+from gradmm.lm.language_model import load_language_model
+from gradmm.lm.memory import peak_memory
+from gradmm.lm.model_reference import resolve_model
+from gradmm.lm.template import PromptTemplate, tokenise_template
+from gradmm.target.target_gradient import target_sums
+from gradmm.target.target_space import make_target_space, public_texts
 
 METHODS = {
     "search": GenerationSettings(loss="cosine"),
@@ -62,14 +61,13 @@ class Generation:
     def prepare(self) -> Callable[[], Any]:
         work = Workload.of(argparse.Namespace(model=self.model, tokens=self.tokens), self.dtype)
         settings = METHODS[self.method].model_copy(update={"batch_size": self.batch})
-
-        made(work, settings, 2)()
-        return made(work, settings, self.examples)
+        generation(work, settings, 2)()
+        return generation(work, settings, self.examples)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One target gradient to measure, of the first rows of a data set."""
+    """One target gradient to measure, on the first rows of a data set."""
 
     model: str
     dtype: DType
@@ -78,8 +76,10 @@ class Target:
 
     def prepare(self) -> Callable[[], Any]:
         model = load_language_model(resolve_model(ModelSettings(name=self.model, dtype=self.dtype)))
-        wording = ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " great"}, max_text_tokens=128)
-        template, settings = tokenise_template(model, wording), TargetGradientSettings()
+        prompt_template = PromptTemplate(
+            suffix=" It was", verbalisers={0: " bad", 1: " great"}, max_text_tokens=128
+        )
+        template, settings = tokenise_template(model, prompt_template), TargetGradientSettings()
         texts = public_texts(model, template, dict.fromkeys(template.labels, INSTRUCTION), settings)
         space, _ = make_target_space(model, template, texts, settings, 1.0)
         rows = pd.read_parquet(Path(self.data) / "train.parquet").iloc[: self.records]
@@ -89,7 +89,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds by the clock and of the processors; bytes of the whole process, above those before, on the GPU."""
+    """Elapsed and CPU seconds; bytes at the peak of the process, above the memory before, and on the GPU."""
 
     seconds: float
     processor_seconds: float
@@ -99,7 +99,7 @@ class Measured:
 
 
 def measure(case: Generation | Target) -> Measured:
-    """In this process, which should be fresh."""
+    """Measure one case in this process, which should be fresh."""
     work = case.prepare()
     gc.collect()
     before = psutil.Process().memory_info().rss
@@ -113,18 +113,16 @@ def measure(case: Generation | Target) -> Measured:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Growth of time and memory")
     parser.add_argument("--model", required=True, help="a model folder")
-    parser.add_argument("--data", help="a folder with train.parquet (text, label): the target gradient of it")
+    parser.add_argument("--data", help="a folder with train.parquet (text, label), for the target gradient")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--examples", type=int, nargs="*", default=[50, 100, 200, 500, 1000])
     parser.add_argument("--batches", type=int, nargs="*", default=[10, 25, 50, 100, 200])
     parser.add_argument("--tokens", type=int, nargs="*", default=[10, 25, 50, 100])
     parser.add_argument("--vocabularies", type=int, nargs="*", default=[8192, 16384, 32768, 65536])
-    parser.add_argument("--records", type=int, nargs="*", default=[1000, 10_000, 10**9], help="at most all")
-    parser.add_argument(
-        "--texts", type=int, default=100, help="examples where another thing varies; 25 tokens each"
-    )
-    parser.add_argument("--batch", type=int, default=50, help="where another thing varies")
+    parser.add_argument("--records", type=int, nargs="*", default=[1000, 10_000, 10**9], help="capped at all rows")
+    parser.add_argument("--texts", type=int, default=100, help="examples of 25 tokens, where another size varies")
+    parser.add_argument("--batch", type=int, default=50, help="batch size, where another size varies")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -135,7 +133,7 @@ def main() -> None:
         options.json.write_text(json.dumps({"device": device_name(), "rows": rows}, indent=2) + "\n")
 
 
-#: A heading, what there is a number of, and the cases by the value that varies.
+#: A heading, the unit of the counts, and the cases by the value that varies.
 Series = tuple[str, str, Iterable[tuple[int, Generation | Target]]]
 
 
@@ -162,38 +160,38 @@ def series(options: argparse.Namespace, folder: Path) -> Iterable[Series]:
 
 
 def random_model(model: str, vocabulary: int, folder: Path) -> str:
-    """The folder of a model like `model`, with so many rows in its embeddings and head, of random weights.
+    """Save a model like `model` with random weights and another vocabulary size; return its folder.
 
     Raises:
-        SystemExit: if its tokenizer has more tokens than that.
+        SystemExit: if the tokenizer has more tokens.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
     if vocabulary < len(tokenizer):
-        raise SystemExit(f"--vocabularies: {vocabulary} is below the tokenizer's {len(tokenizer)}")
-    made = folder / str(vocabulary)
-    if not made.exists():
+        raise SystemExit(f"--vocabularies: {vocabulary} is smaller than the tokenizer's {len(tokenizer)}")
+    saved = folder / str(vocabulary)
+    if not saved.exists():
         config = AutoConfig.from_pretrained(model, vocab_size=vocabulary)
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(made)
-        tokenizer.save_pretrained(made)
-    return str(made)
+        AutoModelForCausalLM.from_config(config).save_pretrained(saved)
+        tokenizer.save_pretrained(saved)
+    return str(saved)
 
 
 def report(title: str, unit: str, cases: Iterable[tuple[int, Generation | Target]]) -> list[dict[str, Any]]:
-    """Measures and prints one series; time and memory also as ratios to those of its first row."""
+    """Measure and print one series, with ratios of time and memory to its first row."""
     rows: list[dict[str, Any]] = []
     first: tuple[float, float, int] | None = None
     for value, case in cases:
         found = in_a_fresh_process(case)
         count = case.records if isinstance(case, Target) else case.examples
-        each, of_processors = found.seconds / count, found.processor_seconds / count
+        each, cpu = found.seconds / count, found.processor_seconds / count
         if first is None:
-            first = each, of_processors, found.peak
+            first = each, cpu, found.peak
             print(f"{title}; {device_name()}")
         gpu = "" if found.gpu is None else f"   GPU {found.gpu / 2**30:.2f} GiB"
         print(
             f"  {value:8,} {1000 * each:10.3f} ms per {unit} {each / first[0]:6.2f} x   "
-            f"of processors {1000 * of_processors:10.3f} ms {of_processors / first[1]:6.2f} x   "
+            f"CPU {1000 * cpu:10.3f} ms {cpu / first[1]:6.2f} x   "
             f"peak {found.peak / 2**30:5.2f} GiB {found.peak / first[2]:6.2f} x   "
             f"work {found.work / 2**20:6.0f} MiB{gpu}",
             flush=True,

@@ -1,4 +1,4 @@
-"""Timing several ways of doing the same, per example, in one run."""
+"""Timing of several ways to do the same work, per example, in one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class Way:
-    """One way, which does `examples` at a time. `warm_up` stands for a first run of what takes long."""
+    """One way, with `examples` per run. `warm_up` replaces a first run that would take long."""
 
     run: Callable[[], Any]
     examples: int
@@ -24,11 +24,11 @@ class Way:
 
 
 def seconds_per_example(ways: dict[str, Way], repeats: int) -> dict[str, float]:
-    """Medians, after one run of each that is not counted."""
+    """Measure the median time of each way after a warm-up."""
     for way in ways.values():
         (way.warm_up or way.run)()
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):  # in turns, so that a busy machine slows all alike
+    for _ in range(repeats):  # in turns, so that other load slows all alike
         for name, way in ways.items():
             _wait()
             started = time.perf_counter()
@@ -39,7 +39,7 @@ def seconds_per_example(ways: dict[str, Way], repeats: int) -> dict[str, float]:
 
 
 def report(title: str, seconds: dict[str, float], against: str, path: Path | None, **facts: Any) -> None:
-    """Prints milliseconds per example, and by how much each way is faster than one of them; JSON into `path`."""
+    """Print milliseconds per example and speed-ups over one of the ways; write JSON to `path`."""
     print(f"{title}; {facts}")
     for name, value in seconds.items():
         print(f"  {name:46} {1000 * value:10.2f} ms per example {seconds[against] / value:8.1f} x")

@@ -1,12 +1,12 @@
-"""Making texts from beginning to end: gradmm's ADMM and its default search, against the published procedure.
+"""Whole generation: gradmm's ADMM and its default search, compared with the published procedure.
 
     python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --iterations 1
     python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --batches 20 \
         --dtypes bfloat16 --repeats 1
 
-The first is of one iteration of 30 (T). The second is the whole procedure, some ten minutes of it the published
-one's. There gradmm's ADMM is measured twice: through all iterations, and with the default patience, where a text
-whose tokens have not moved for some iterations is done; how many texts are the same both ways is printed.
+The first command runs one of the 30 iterations (T). The second runs all of them; the published procedure takes
+some ten minutes. It measures gradmm's ADMM twice, through all iterations and with the default patience, which
+stops a text whose tokens have not changed for some iterations, and reports how many texts agree.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import pandas as pd
 
 from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
 from benchmarks.workload import DTYPES, INSTRUCTION, LABEL, Workload
-from gradmm_core.generation import generate
-from gradmm_core.settings import (
+from gradmm.config.settings import (
     AdmmSettings,
     GenerationSettings,
     ProjectionSettings,
     TargetGradientSettings,
 )
-from gradmm_core.shards import Shard
-from gradmm_core.target_space import FULL, make_target_space, public_texts
+from gradmm.generation.generation import generate
+from gradmm.generation.shards import Shard
+from gradmm.target.target_space import FULL, make_target_space, public_texts
 
 PATIENCE = AdmmSettings().patience or 0
 UNTIL_DONE = ", until done"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Generation, all of it")
+    parser = argparse.ArgumentParser(description="Whole generation")
     add_timing_arguments(parser)
     parser.add_argument("--examples", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=30, help="T")
@@ -63,16 +63,16 @@ def main() -> None:
 
     def add(name: str, work: Workload, settings: GenerationSettings, examples: int) -> None:
         admm = settings.admm.model_copy(update={"iterations": 1})
-        make = made(work, settings, examples)
-        warm_up = made(work, settings.model_copy(update={"admm": admm}), examples)
-        ways[name] = Way(lambda: found.update({name: make()}), examples, warm_up)
+        run = generation(work, settings, examples)
+        warm_up = generation(work, settings.model_copy(update={"admm": admm}), examples)
+        ways[name] = Way(lambda: found.update({name: run()}), examples, warm_up)
 
     for dtype in options.dtypes:
         work = replace(Workload.of(options, dtype), target=plain.target)
         for examples in sorted({options.examples, *options.batches}):
             for ending, patience in (("", None), (UNTIL_DONE, PATIENCE)):
                 if ending and options.iterations <= PATIENCE:
-                    continue  # no text would be done
+                    continue  # too few iterations for any text to stop
                 settings = GenerationSettings(
                     method="admm",
                     loss="cosine",
@@ -102,14 +102,15 @@ def main() -> None:
 
 
 def on_written_text(work: Workload) -> Workload:
-    """With the mean gradient of texts that the model wrote as target: how soon texts are done depends on it."""
+    """Take the mean gradient of texts written by the model as target, which decides when texts stop."""
     settings = TargetGradientSettings(space="full", centred=True)
     texts = public_texts(work.model, work.template, {LABEL: INSTRUCTION}, settings)
     space, _ = make_target_space(work.model, work.template, texts, settings, clipping_norm=1.0)
     return replace(work, target=space.centres[LABEL].to(work.model.head_dtype))
 
 
-def made(work: Workload, settings: GenerationSettings, examples: int) -> Callable[[], pd.DataFrame]:
+def generation(work: Workload, settings: GenerationSettings, examples: int) -> Callable[[], pd.DataFrame]:
+    """Return a function that generates texts."""
     return lambda: generate(
         work.model,
         work.template,

@@ -1,4 +1,4 @@
-"""What the timings run on: a model, a wording, random texts and a random target."""
+"""The workload of the timings: a model, a prompt template, random texts and a random target."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.published import Published
 from benchmarks.timing import Way
-from gradmm_core.language_model import LanguageModel, load_language_model
-from gradmm_core.matching import HeadMatching
-from gradmm_core.model_reference import resolve_model
-from gradmm_core.settings import ModelSettings
-from gradmm_core.template import TokenisedTemplate, tokenise_template
-from gradmm_core.vocabulary import AllowedTokens, allowed_tokens
-from gradmm_core.wording import ResponseTemplate
+from gradmm.config.settings import ModelSettings
+from gradmm.generation.objectives import HeadMatching
+from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.model_reference import resolve_model
+from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 
 DType = Literal["float32", "bfloat16"]
 LABEL, INSTRUCTION = 1, "A short review of a movie that I liked:"
@@ -29,7 +28,7 @@ DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 def ways_of_gradmm(
     options: argparse.Namespace, make: Callable[[Workload, int], Callable[[], Any]]
 ) -> dict[str, Way]:
-    """What `make` gives for each precision of the body, and each of `--batches`."""
+    """Apply `make` to each precision of the body and each of `--batches`."""
     works = {dtype: Workload.of(options, dtype) for dtype in DTYPES}
     return {
         f"gradmm, {dtype}, batch {examples}": Way(make(work, examples), examples)
@@ -40,7 +39,7 @@ def ways_of_gradmm(
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, with the body in one precision. The same seed gives the same texts and target in all of them."""
+    """One model with its body in one precision. Texts and target are the same for all precisions."""
 
     model: LanguageModel
     template: TokenisedTemplate
@@ -50,7 +49,7 @@ class Workload:
 
     @classmethod
     def plain(cls, options: argparse.Namespace) -> Workload:
-        """In float32, as transformers loads it."""
+        """Load the model in float32 by transformers."""
         language_model = load_language_model(resolve_model(ModelSettings(name=options.model)))
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
         model.eval().requires_grad_(False)
@@ -59,15 +58,15 @@ class Workload:
 
     @classmethod
     def of(cls, options: argparse.Namespace, dtype: DType) -> Workload:
-        """As gradmm loads it."""
+        """Load the model by gradmm."""
         return cls._on(load_language_model(resolve_model(ModelSettings(name=options.model, dtype=dtype))), options)
 
     @classmethod
     def _on(cls, model: LanguageModel, options: argparse.Namespace) -> Workload:
-        wording = ResponseTemplate(suffix=" It was", verbalisers={LABEL: " great"}, max_text_tokens=128)
+        prompt_template = PromptTemplate(suffix=" It was", verbalisers={LABEL: " great"}, max_text_tokens=128)
         target = torch.randn(model.head.shape, generator=torch.Generator().manual_seed(0)).to(model.device)
         allowed = allowed_tokens(model, "english")
-        return cls(model, tokenise_template(model, wording), allowed, target, options.tokens)
+        return cls(model, tokenise_template(model, prompt_template), allowed, target, options.tokens)
 
     @property
     def objective(self) -> HeadMatching:

@@ -1,9 +1,9 @@
-"""One step of the X-update: the closed form, example by example, against the published procedure.
+"""One step of the X-update: the closed form per example, compared with the published procedure.
 
     python -m benchmarks.x_update --model ../shared/material/models/reviews-phi-9m
 
-A step is the gradient of the augmented Lagrangian with respect to the texts' embeddings. Before the timing the two
-are compared on batches of one example, where one gradient for all examples is each example's own.
+A step is the gradient of the augmented Lagrangian with respect to the texts' embeddings. Before the timing both
+are compared on batches of one example, where they must agree.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from benchmarks.published import BATCH
 from benchmarks.timing import Way, add_timing_arguments, report, seconds_per_example
 from benchmarks.workload import Workload, ways_of_gradmm
-from gradmm_core.matching import HeadMatching
+from gradmm.generation.objectives import HeadMatching
 
 RHO = 0.1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="X-update, closed form against double backward")
+    parser = argparse.ArgumentParser(description="X-update by closed form and by double backward")
     add_timing_arguments(parser)
     options = parser.parse_args()
     plain = Workload.plain(options)
@@ -56,14 +56,14 @@ def plain_step(work: Workload, examples: int):
 
 
 def start(work: Workload, examples: int) -> tuple[Tensor, Tensor]:
-    """Embeddings somewhere off the tokens, and the tokens' own."""
+    """Embeddings away from those of tokens, and those of the tokens."""
     z = work.model.embed_freely(work.texts(examples))
     shift = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(z)
     return z + z.std() * 0.1 * shift, z
 
 
 def largest_gap(work: Workload, ids: Tensor) -> float:
-    """Between the two gradients, relative to the larger entries of the plain one; example by example."""
+    """Compute the largest difference of the gradients of one example, relative to the published one's maximum."""
     gaps = []
     x, z = start(work, len(ids))
     for row in range(len(ids)):

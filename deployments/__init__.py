@@ -1,0 +1,9 @@
+"""Entry points: the command line, serving, and the recipes that come with gradmm.
+
+- `recipe_files`: finds recipes and presets by name or path.
+- `cli`: the command `gradmm`.
+- `serving`: local runs, and the service that runs deployed recipes.
+
+Data files: recipes/, presets/, ablations.yaml (variants for `gradmm ablate`), prefect.yaml (deployments for a work
+pool).
+"""

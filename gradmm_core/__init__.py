@@ -1,0 +1,78 @@
+"""Synthetic training sentences from private labelled text, with a differential-privacy guarantee.
+
+Packages, lowest first; each imports only from those before it:
+
+    errors      errors that a user can act on
+    config      recipes and their settings
+    storage     files and objects under a root: stages' Parquets, schemas, redacted errors
+    demo        the embedded corpus and the embedded model
+    data        reading labelled texts, and drawing from them
+    metrics     figures about texts and about means over seeds
+    lm          the language model: tokens, prompts, sampling, classification
+    gradients   gradients of examples in closed form, and the matching loss
+    privacy     the mechanism, its sensitivity, the guarantee, the ledger
+    audit       attacks on the mechanism and on fine-tuned models
+    target      the gradient that texts are to match, and the linear probe released with it
+    filters     choosing among generated texts
+    generation  writing texts that match: search and ADMM
+    evaluation  fine-tuning on texts and measuring the model
+    outputs     a run's folder: record, release, report, plots
+    studies     comparisons, ablations and theory; no run needs them
+    tasks       a Prefect task for each stage
+    flows       the flow of a run, and those of studies
+    deployments the command line, served deployments, the recipes that come with the package
+
+The names below are the public surface. They are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradmm.config.loading import load_recipe
+    from gradmm.config.recipe import Recipe
+    from gradmm.errors import InputError
+    from gradmm.lm.language_model import load_language_model
+    from gradmm.outputs.record import RunRecord
+    from gradmm.privacy.guarantee import Guarantee
+    from gradmm.privacy.ledger import Ledger
+    from gradmm.privacy.mechanism import GaussianMechanism
+    from gradmm.privacy.release_plan import ReleasePlan, release_plan
+
+__all__ = [
+    "GaussianMechanism",
+    "Guarantee",
+    "InputError",
+    "Ledger",
+    "Recipe",
+    "ReleasePlan",
+    "RunRecord",
+    "load_language_model",
+    "load_recipe",
+    "release_plan",
+]
+
+_MODULES = {
+    "GaussianMechanism": "gradmm.privacy.mechanism",
+    "Guarantee": "gradmm.privacy.guarantee",
+    "InputError": "gradmm.errors",
+    "Ledger": "gradmm.privacy.ledger",
+    "Recipe": "gradmm.config.recipe",
+    "ReleasePlan": "gradmm.privacy.release_plan",
+    "RunRecord": "gradmm.outputs.record",
+    "load_language_model": "gradmm.lm.language_model",
+    "load_recipe": "gradmm.config.loading",
+    "release_plan": "gradmm.privacy.release_plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'gradmm' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -2,22 +2,22 @@
 
 
 def printable(text: str) -> str:
-    """A text as one line for a terminal: what would control it, or is not to be seen, is spelt out."""
+    """Return `text` on one line for a terminal, with control and invisible characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _short(text: str, longest: int = 300) -> str:
-    """Its beginning and its end, if it is longer."""
-    return text if len(text) <= longest else f"{text[: longest - 100]} … {text[-97:]}"
+def _shorten(text: str, max_length: int = 300) -> str:
+    """Cut the middle out of a text longer than `max_length`."""
+    return text if len(text) <= max_length else f"{text[: max_length - 100]} … {text[-97:]}"
 
 
 class InputError(Exception):
-    """Something the user gave cannot be used. Printed as one line; the process ends with status 2.
+    """Input from the user is invalid. Printed on one line; the process exits with status 2.
 
     Args:
-        what: what is wrong, with the offending value.
-        where: the setting, file or column it was found in.
-        fix: what to do about it.
+        what: the problem, with the offending value.
+        where: the setting, file or column that contains it.
+        fix: how to resolve it.
     """
 
     def __init__(self, what: str, where: str, fix: str) -> None:
@@ -25,16 +25,16 @@ class InputError(Exception):
         self.what, self.where, self.fix = what, where, fix
 
     def __str__(self) -> str:
-        return printable(f"{_short(self.where)}: {_short(self.what)}; {_short(self.fix)}")
+        return printable(f"{_shorten(self.where)}: {_shorten(self.what)}; {_shorten(self.fix)}")
 
 
 class ServerGone(InputError):
-    """What a run reports to does not answer any more: nothing that is left to send will arrive."""
+    """The server stopped responding; no further reports can be delivered."""
 
 
 class BudgetExhausted(InputError):
-    """One more release would pass the data's privacy budget: refused, with nothing drawn."""
+    """A release would exceed the data's privacy budget. Raised before any noise is drawn."""
 
 
-class WithheldError(Exception):
-    """A fault of ours, or of a library, whose own message is in a file for the root's owner only."""
+class RedactedError(Exception):
+    """An internal or library error. Its original message is in a file readable only by the root's owner."""

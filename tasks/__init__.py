@@ -1,0 +1,12 @@
+"""The stages of a run as Prefect tasks, one module per stage in the order of the run.
+
+target_space: the space and the centres of the target, from public text.
+mechanism_audit: canaries through the mechanism, before private records are read.
+target_gradient: the release: the clipped sums over the private records, with noise.
+generation: texts whose gradients match the target.
+label_filter, loss_selection, category_balance: the filters.
+finetune_eval: accuracy after fine-tuning on the texts.
+mia_audit, memorisation: attacks on the result.
+runtime: the code that all stage tasks share.
+studies: the stages of studies.
+"""

@@ -1,17 +1,95 @@
-"""Stage 6: what the synthetic texts are worth for fine-tuning, beside as many real ones."""
+"""Stage 6: fine-tune on the synthetic texts and on equally many real ones, and compare the accuracies."""
 
 from __future__ import annotations
 
-from gradmm_core.artifacts import StageArtifact
-from tasks.stage import Outcome, RunContext, stage_task
+import logging
+from typing import TYPE_CHECKING
+
+from gradmm.config.settings import FinetuneEvalSettings
+from gradmm.evaluation.arm import Arm
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.arm_texts import ArmTexts
+from gradmm.tasks.runtime.inputs import read_model, read_split
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
+
+if TYPE_CHECKING:
+    from gradmm.data.examples import Examples
+    from gradmm.evaluation.finetune_eval import Finetuning
+
+logger = logging.getLogger("gradmm.flow")
+
+
+@stage_task("arm_eval")
+def arm_eval(
+    context: RunContext,
+    arm: Arm,
+    made: StageArtifact | None,
+    counts: dict[int, int],
+    train: SplitReference,
+    validation: SplitReference,
+    test: SplitReference,
+    model: ModelReference,
+    prompt_template: PromptTemplate,
+    settings: FinetuneEvalSettings,
+    held_out_seed: int,
+) -> Outcome:
+    """Fine-tune on one arm with one seed; return one row per learning rate, checkpoint and split.
+
+    Args:
+        counts: number of texts of each label.
+        held_out_seed: draws the validation and test rows where their number is limited; the same for every arm
+            and seed.
+    """
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.data.examples import Examples, HeldOut
+    from gradmm.evaluation.finetune_eval import chosen_learning_rate, evaluate_arm, evaluate_before
+    from gradmm.lm.template import tokenise_texts
+
+    (seed,) = settings.seeds
+    trainer = finetuning_of(context, model, prompt_template, settings)
+    held_out = HeldOut(tokenised(trainer, context, validation), tokenised(trainer, context, test))
+    held_out = held_out.limited(settings, held_out_seed)
+    if arm.source == "nothing":
+        frame, texts = evaluate_before(trainer, held_out), 0
+    else:
+        data = ArmTexts(context, arm, made, train).of(counts, seed)
+        tokens = tokenise_texts(trainer.tokenizer, data.texts, trainer.template.max_text_tokens, arm.name)
+        examples = Examples(tokens, data.labels)
+        frame, texts = evaluate_arm(trainer, arm.name, examples, held_out), len(examples)
+    size = sum(counts.values())
+    if texts < size:
+        logger.warning("%s has %d texts fewer than %d", arm.name, size - texts, size)
+    return frame.assign(size=size, texts=texts), {"learning_rate": chosen_learning_rate(frame), "texts": texts}
 
 
 @stage_task("finetune_eval")
 def finetune_eval(context: RunContext, shards: list[StageArtifact]) -> Outcome:
-    """All fine-tunings together: rows of `arm_eval`, for the arms `before`, `synthetic` and `real`."""
-    import pandas as pd  # late, see tasks/stage.py
+    """Concatenate the rows of `arm_eval` for the arms `before`, `synthetic` and `real`."""
+    import pandas as pd  # imported here: see tasks/runtime/stage_task.py
 
-    from gradmm_core.finetune_eval import COLUMNS, summarise
+    from gradmm.evaluation.finetune_eval import COLUMNS, summarise
 
     frame = pd.concat([shard.read() for shard in shards], ignore_index=True)[COLUMNS]
     return frame, summarise(frame)
+
+
+def finetuning_of(
+    context: RunContext, model: ModelReference, prompt_template: PromptTemplate, settings: FinetuneEvalSettings
+) -> Finetuning:
+    """Prepare the fine-tuning of one model on the run's device."""
+    from gradmm.evaluation.finetune_eval import Finetuning
+
+    language_model, template = read_model(context, model, prompt_template)
+    return Finetuning(model, language_model.tokenizer, language_model.device, template, settings)
+
+
+def tokenised(finetuning: Finetuning, context: RunContext, split: SplitReference) -> Examples:
+    """Read and tokenise a split of the real data."""
+    from gradmm.data.examples import Examples
+    from gradmm.lm.template import tokenise_split
+
+    data = read_split(context, split)
+    tokens = tokenise_split(finetuning.tokenizer, data.texts, finetuning.template.max_text_tokens, split.split)
+    return Examples(tokens, data.labels)

@@ -1,19 +1,19 @@
-"""Stage 2: synthetic texts whose gradients match the target, in shards that a crash does not lose."""
+"""Stage 2: generate texts whose gradients match the target, in shards that are cached one by one."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from gradmm_core.artifacts import StageArtifact
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.settings import ClassSettings, GenerationSettings, TargetGradientSettings
-from gradmm_core.shards import Shard
-from gradmm_core.wording import ResponseTemplate
-from tasks.inputs import read_model
-from tasks.stage import Outcome, RunContext, stage_task
+from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings
+from gradmm.generation.shards import Shard
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_model
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
-#: Figure of each class: what its target is trusted beside its public centre, see `MatchedTarget`.
-TARGET_TRUST = "target_trust"
+#: Name of the figure with each class's shrinkage, see `MatchedTarget`.
+TARGET_SHRINKAGE = "target_trust"
 
 
 @stage_task("generation_shard")
@@ -22,7 +22,7 @@ def generation_shard(
     target: StageArtifact,
     space: StageArtifact | None,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     category: ClassSettings,
     shard: Shard,
     text_tokens: int,
@@ -32,15 +32,15 @@ def generation_shard(
     settings: GenerationSettings,
     seed: int,
 ) -> Outcome:
-    """Some of one class's texts."""
-    # Late, see tasks/stage.py.
-    from gradmm_core.generation import generate, generation_figures
-    from tasks.matched_target import matched_target, released_probe
+    """Generate one shard of a class's texts."""
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.generation.generation import generate, generation_figures
+    from gradmm.target.matched_target import matched_target, released_probe
 
     attention = None if matching.matching == "head" else "eager"
-    language_model, template = read_model(context, model, wording, attention)
+    language_model, template = read_model(context, model, prompt_template, attention)
     label = category.label
-    matched, where, trust = matched_target(
+    matched, where, shrinkage = matched_target(
         target, space, template, matching, label, records, clipping_norm, language_model.device
     )
     texts = generate(
@@ -57,14 +57,14 @@ def generation_shard(
         seed,
         released_probe(target, where.features, template),
     )
-    return texts, generation_figures(texts) | {TARGET_TRUST: {str(label): trust}}
+    return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): shrinkage}}
 
 
 @stage_task("generation")
 def generation(context: RunContext, shards: list[StageArtifact]) -> Outcome:
-    """All shards' texts together."""
-    from gradmm_core.generation import generation_figures
+    """Concatenate the texts of all shards."""
+    from gradmm.generation.generation import generation_figures
 
     texts = pd.concat([shard.read() for shard in shards], ignore_index=True)
-    trust = {label: value for shard in shards for label, value in shard.figures[TARGET_TRUST].items()}
-    return texts, generation_figures(texts) | {TARGET_TRUST: trust}
+    shrinkage = {label: value for shard in shards for label, value in shard.figures[TARGET_SHRINKAGE].items()}
+    return texts, generation_figures(texts) | {TARGET_SHRINKAGE: shrinkage}

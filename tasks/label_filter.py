@@ -1,14 +1,14 @@
-"""Stage 3: drop the texts that the model and the probe take for another class."""
+"""Stage 3: drop texts that the model and the probe assign to another class."""
 
 from __future__ import annotations
 
-from gradmm_core.artifacts import StageArtifact
-from gradmm_core.filters import filter_figures
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.settings import LabelFilterSettings
-from gradmm_core.wording import ResponseTemplate
-from tasks.inputs import read_model
-from tasks.stage import Outcome, RunContext, stage_task
+from gradmm.config.settings import LabelFilterSettings
+from gradmm.filters.rows import filter_figures
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_model
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
 
 @stage_task("label_filter")
@@ -16,25 +16,25 @@ def label_filter(
     context: RunContext,
     texts: StageArtifact,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     settings: LabelFilterSettings,
     target: StageArtifact | None,
     space: StageArtifact | None,
 ) -> Outcome:
-    """Few-shot classification with the recipe's public exemplars, and the opinion of the released probe.
+    """Classify the texts with the recipe's public exemplars and the released probe.
 
     Args:
-        target, space: what a probe is made of; None for texts that are made without one.
+        target, space: the artifacts of the probe; None for texts that are generated without one.
     """
-    # Late, see tasks/stage.py.
-    from gradmm_core.label_filter import filter_labels
-    from gradmm_core.target_space import features_from_table
-    from tasks.matched_target import released_probe
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.filters.label_filter import filter_labels
+    from gradmm.target.matched_target import released_probe
+    from gradmm.target.target_space import features_from_table
 
-    language_model, template = read_model(context, model, wording)
+    language_model, template = read_model(context, model, prompt_template)
     probe = None
     if target and space:
         features = features_from_table(space.read_table(), language_model.device)
         probe = released_probe(target, features, template)
-    judged = filter_labels(language_model, wording, template, texts.read(), settings, probe)
-    return judged, filter_figures(judged, "label_filter")
+    classified = filter_labels(language_model, prompt_template, template, texts.read(), settings, probe)
+    return classified, filter_figures(classified, "label_filter")

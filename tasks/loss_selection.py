@@ -1,16 +1,16 @@
-"""Stage 4: keep the texts of each class that match best."""
+"""Stage 4: keep the texts of each class that match the target best."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
-from gradmm_core.artifacts import StageArtifact
-from gradmm_core.filters import filter_figures, kept_texts, token_lists
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
-from gradmm_core.wording import ResponseTemplate
-from tasks.inputs import read_model
-from tasks.stage import Outcome, RunContext, stage_task
+from gradmm.config.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
+from gradmm.filters.rows import filter_figures, kept_texts, token_lists
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_model
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
 
 @stage_task("loss_selection")
@@ -20,7 +20,7 @@ def loss_selection(
     target: StageArtifact,
     space: StageArtifact | None,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     records: dict[int, float | None],
     clipping_norm: float,
     matching: TargetGradientSettings,
@@ -28,28 +28,28 @@ def loss_selection(
     probe_weight: float,
     settings: LossSelectionSettings,
 ) -> Outcome:
-    """Drops duplicates, then keeps the lowest losses, or the set that matches best.
+    """Drop duplicates, then keep the texts with the lowest losses, or a set with a low joint loss.
 
-    The figures give the matching loss of the whole set, before and after, where it has a closed form.
+    For head gradients, the figures include the mean loss of the classes' sets before and after the selection.
     """
-    # Late, see tasks/stage.py.
-    from gradmm_core.loss_selection import select_by_loss
-    from gradmm_core.target_set import TargetSet, target_set
-    from tasks.matched_target import matched_target
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.filters.loss_selection import select_by_loss
+    from gradmm.filters.subset_selection import TargetSet, target_set
+    from gradmm.target.matched_target import matched_target
 
     candidates = kept_texts(texts.read())
     if matching.matching != "head":
         ranked = select_by_loss(candidates, settings, probe_weight)
         return ranked, filter_figures(ranked, "loss_selection")
-    language_model, template = read_model(context, model, wording)
+    language_model, template = read_model(context, model, prompt_template)
     sets: dict[int, TargetSet] = {}
     for label in candidates["label"].unique().tolist():
         matched, where, _ = matched_target(
             target, space, template, matching, label, records[label], clipping_norm, language_model.device
         )
-        of_class = token_lists(candidates[candidates["label"] == label])
+        tokens = token_lists(candidates[candidates["label"] == label])
         sets[label] = target_set(
-            language_model, template, of_class, label, matched, where, loss, matching.batch_size
+            language_model, template, tokens, label, matched, where, loss, matching.batch_size
         )
     ranked = select_by_loss(candidates, settings, probe_weight, sets)
     figures = filter_figures(ranked, "loss_selection")

@@ -1,11 +1,11 @@
-"""The audit that has power: planted canaries through the clipping and the noise of a release. No private data."""
+"""Audit the mechanism: put canaries through the clipping and the noise of a release. Reads no private records."""
 
 from __future__ import annotations
 
-from gradmm_core.privacy import GaussianMechanism
-from gradmm_core.release_norms import ReleaseNorms
-from gradmm_core.settings import MechanismAuditSettings
-from tasks.stage import Outcome, RunContext, stage_task
+from gradmm.config.settings import MechanismAuditSettings
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
 
 @stage_task("mechanism_audit")
@@ -16,13 +16,13 @@ def mechanism_audit(
     settings: MechanismAuditSettings,
     seed: int,
 ) -> Outcome:
-    """Audits the mechanism of a run before anything private goes through it.
+    """Audit a run's mechanism before private records are read.
 
     Raises:
-        RuntimeError: if it leaks more than it claims.
+        RuntimeError: if the certified epsilon exceeds the claim.
     """
-    # Late, see tasks/stage.py.
-    from gradmm_core.canary_release import audit_release
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.audit.canaries import audit_release
 
     norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share)
     found = audit_release(mechanism, norms, settings, seed)

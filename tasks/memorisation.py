@@ -1,21 +1,21 @@
-"""Do the released texts repeat records behind the target gradient? For the private report only."""
+"""Measure whether the texts repeat private records. For the private report only."""
 
 from __future__ import annotations
 
-from gradmm_core.artifacts import StageArtifact
-from gradmm_core.filters import kept_texts
-from tasks.inputs import read_split
-from tasks.stage import Outcome, RunContext, SplitReference, stage_task
+from gradmm.filters.rows import kept_texts
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_split
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
 
 
 @stage_task("memorisation")
 def memorisation(
     context: RunContext, texts: StageArtifact, members: SplitReference, non_members: SplitReference, seed: int
 ) -> Outcome:
-    """Every released text against the train rows, with validation rows for the yardstick."""
-    # Late, see tasks/stage.py.
-    from gradmm_core.memorisation import memorisation as measure
-    from gradmm_core.memorisation import summarise
+    """Compare every text with the train rows (members) and with validation rows (non-members) as the baseline."""
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.audit.memorisation import memorisation as measure
+    from gradmm.audit.memorisation import summarise
 
     kept = kept_texts(texts.read())
     frame = measure(

@@ -1,17 +1,17 @@
-"""Stage 7: can the fine-tuned model tell the records behind the target gradient from others?"""
+"""Stage 7: attack a model fine-tuned on the synthetic texts by membership inference."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gradmm_core.artifacts import StageArtifact
-from gradmm_core.filters import kept_texts
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.settings import FinetuneEvalSettings, MiaAuditSettings
-from gradmm_core.wording import ResponseTemplate
-from tasks.stage import Outcome, RunContext, SplitReference, stage_task
+from gradmm.config.settings import FinetuneEvalSettings, MiaAuditSettings
+from gradmm.filters.rows import kept_texts, token_lists
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
 
-#: Records of each kind that losses are computed for, as a multiple of what one run of the attack uses.
+#: Members, and non-members, whose losses are computed, as a multiple of the number used by one run of the attack.
 POOL = 10
 
 
@@ -22,7 +22,7 @@ def mia_audit(
     members: SplitReference,
     non_members: SplitReference,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     learning_rate: float,
     finetuning: FinetuneEvalSettings,
     settings: MiaAuditSettings,
@@ -30,19 +30,21 @@ def mia_audit(
     delta: float | None,
     seed: int,
 ) -> Outcome:
-    """Fine-tunes on the synthetic texts once more and attacks the result.
+    """Fine-tune on the synthetic texts once more, and attack the model.
 
-    Members are the train rows. Non-members have to come from the same source, and in some data sets the test
-    split does not: they are the validation rows.
+    Members are train rows. Non-members are validation rows: they must come from the same source, and the test
+    split of some data sets does not.
     """
-    # Late, see tasks/stage.py.
-    from gradmm_core.classification import score
-    from gradmm_core.mia_audit import mia_audit as audit
-    from gradmm_core.mia_audit import summarise
-    from tasks.finetuning import finetuning_of, synthetic_examples, tokenised
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.audit.mia_audit import mia_audit as audit
+    from gradmm.audit.mia_audit import summarise
+    from gradmm.data.examples import Examples
+    from gradmm.lm.classification import score
+    from gradmm.tasks.finetune_eval import finetuning_of, tokenised
 
-    trainer = finetuning_of(context, model, wording, finetuning)
-    examples = synthetic_examples(kept_texts(texts.read()))
+    trainer = finetuning_of(context, model, prompt_template, finetuning)
+    kept = kept_texts(texts.read())
+    examples = Examples(token_lists(kept), kept["label"].tolist())
     tuned = trainer.finetune(examples, learning_rate, finetuning.seeds[0], "fine-tune for the audit")
     pool = POOL * (settings.threshold_records + settings.test_records)
 

@@ -1,21 +1,21 @@
-"""Stage 1: the gradient that the synthetic texts are to match, with noise if the run is private."""
+"""Stage 1: release the target gradient: the clipped sums over the records, with noise in a private run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradmm_core.artifacts import StageArtifact
-from gradmm_core.ledger import Ledger, Release, release_of
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.privacy import GaussianMechanism
-from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.wording import ResponseTemplate
-from tasks.inputs import read_model, read_split
-from tasks.stage import Publication, RunContext, SplitReference, stage_key, stage_task
+from gradmm.config.settings import TargetGradientSettings
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.privacy.ledger import Ledger, Release, release_of
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_model, read_split
+from gradmm.tasks.runtime.stage_task import Publication, RunContext, SplitReference, stage_key, stage_task
 
 if TYPE_CHECKING:
-    from gradmm_core.target_gradient import TargetSums
-    from gradmm_core.target_space import TargetSpace
+    from gradmm.target.target_gradient import TargetSums
+    from gradmm.target.target_space import TargetSpace
 
 STAGE = "target_gradient"
 
@@ -26,36 +26,36 @@ def target_gradient(
     train: SplitReference,
     space: StageArtifact | None,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     settings: TargetGradientSettings,
     clipping_norm: float,
     mechanism: GaussianMechanism | None,
     publication: Publication,
 ) -> StageArtifact:
-    """Sums the clipped per-example gradients of each class and adds the mechanism's noise, once.
+    """Sum each class's clipped per-example gradients, and add the mechanism's noise once.
 
-    A private target is charged to the ledger before its noise is drawn. One that is there already is taken,
-    whether or not Prefect remembers it: drawing again would be another release.
+    A private target is charged to the ledger before its noise is drawn. An existing target is reused even if
+    Prefect has no record of it, because drawing new noise would be another release.
     """
-    # Late, see tasks/stage.py.
-    from gradmm_core.target_gradient import target_sums
-    from gradmm_core.target_space import from_table
-    from gradmm_core.unfinished_sums import UnfinishedSums
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.target.checkpoint import UnfinishedSums
+    from gradmm.target.target_gradient import target_sums
+    from gradmm.target.target_space import from_table
 
     unfinished = UnfinishedSums(publication.unfinished)
     ledger = ledger_of(context) if mechanism and mechanism.safe else None
     if ledger and (made := _already_released(ledger, context, publication)):
-        unfinished.delete()  # of the run that released it, if it was killed right after
+        unfinished.delete()  # left over if the releasing run was killed right after
         return made
     release = None
     if ledger and mechanism:
-        inputs = {"space": space, "model": model, "wording": wording, "settings": settings}
+        inputs = {"space": space, "model": model, "prompt_template": prompt_template, "settings": settings}
         release = planned_release(
             context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
         )
-        ledger.check(release, _budget(context), release.delta)  # before minutes of work, and again below
+        ledger.check(release, _budget(context), release.delta)  # fail early; `charge` checks again
     attention = None if settings.matching == "head" else "eager"
-    language_model, template = read_model(context, model, wording, attention)
+    language_model, template = read_model(context, model, prompt_template, attention)
     data = read_split(context, train)
     where = from_table(space and space.read_table(), template, settings, language_model.device)
     sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where, unfinished)
@@ -76,9 +76,9 @@ def _release(
     context: RunContext,
     publication: Publication,
 ) -> StageArtifact:
-    """Charged before the noise is drawn."""
+    """Charge the release, then add noise and publish."""
     with ledger.lock():
-        if made := _already_released(ledger, context, publication):  # by another run that was faster
+        if made := _already_released(ledger, context, publication):  # by a concurrent run
             return made
         with ledger.charge(release, _budget(context), release.delta) as finish:
             made = _publish(sums, where, mechanism, publication)
@@ -92,7 +92,7 @@ def _budget(context: RunContext) -> float:
 
 
 def ledger_of(context: RunContext) -> Ledger:
-    """Where releases from this run's data are counted."""
+    """Return the ledger that counts the releases from this run's data."""
     return Ledger.of(context.root.path, context.ledger)
 
 
@@ -100,17 +100,17 @@ def planned_release(
     context: RunContext,
     space: StageArtifact | None,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     settings: TargetGradientSettings,
     clipping_norm: float,
     mechanism: GaussianMechanism,
     key: str = "",
 ) -> Release:
-    """What a private target costs. It is known before any data are: `key` is the stage's, once they are read."""
+    """Describe the release of a private target. `key` is the stage's key, which depends on the data."""
     inputs: dict[str, Any] = {
         "space": space,
         "model": model,
-        "wording": wording,
+        "prompt_template": prompt_template,
         "settings": settings,
         "clipping_norm": clipping_norm,
         "mechanism": mechanism,
@@ -129,8 +129,8 @@ def _already_released(ledger: Ledger, context: RunContext, publication: Publicat
 def _publish(
     sums: TargetSums, where: TargetSpace, mechanism: GaussianMechanism | None, publication: Publication
 ) -> StageArtifact:
-    from gradmm_core.probe import fit_probe
-    from gradmm_core.target_table import to_table
+    from gradmm.target.probe import fit_probe
+    from gradmm.target.tables import to_table
 
     values, moments = sums.release(mechanism)
     figures = {
@@ -145,6 +145,6 @@ def _publish(
         figures |= {
             "class_sum_noise": moments.class_sum_noise,
             "second_moment_noise": moments.second_moment_noise,
-            "probe_trust": fit_probe(where.features, moments).trust,
+            "probe_trust": fit_probe(where.features, moments).shrinkage,
         }
     return publication.publish(to_table(values, moments), figures)

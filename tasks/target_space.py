@@ -1,35 +1,35 @@
-"""Stage 0: where the target lives, from text that the model writes itself. Nothing private is read."""
+"""Stage 0: make the target space from text that the model writes itself. Reads no private records."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.settings import TargetGradientSettings
-from gradmm_core.wording import ResponseTemplate
-from tasks.inputs import read_model
-from tasks.stage import Outcome, RunContext, stage_task
+from gradmm.config.settings import TargetGradientSettings
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.tasks.runtime.inputs import read_model
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
 
 @stage_task("target_space")
 def target_space(
     context: RunContext,
     model: ModelReference,
-    wording: ResponseTemplate,
+    prompt_template: PromptTemplate,
     instructions: dict[int, str],
     settings: TargetGradientSettings,
     clipping_norm: float,
 ) -> Outcome:
-    """The basis and the centres, a probe's features, and what public text lets one expect of a private target.
+    """Compute basis, centres and the probe's features; the figures are statistics of public text.
 
     Args:
-        settings: with 'auto' settled.
-        clipping_norm: of a record's gradient.
+        settings: with a number for `probe_dimensions`.
+        clipping_norm: of the gradient part of a record's vector.
     """
-    # Late, see tasks/stage.py.
-    from gradmm_core.target_space import PublicStatistics, make_target_space, public_texts, to_table
+    # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.target.target_space import PublicStatistics, make_target_space, public_texts, to_table
 
-    language_model, template = read_model(context, model, wording)
+    language_model, template = read_model(context, model, prompt_template)
     texts = public_texts(language_model, template, instructions, settings)
     space, statistics = make_target_space(
         language_model, template, texts, settings, clipping_norm, settings.directions

@@ -1,42 +1,74 @@
-"""Material, and tiny random models of several families."""
+"""Hypothesis profiles, and tiny random models of several families."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-# Tests of the core log outside of flows, where Prefect's handler has nowhere to send it.
+# Unit tests log outside flows, where Prefect's handler, if another tier imports it, has no run to send to.
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
 
-# First of all: setting Prefect's logging up closes the streams of the handlers that are there, and absl's (which
-# comes with dp-accounting) would be the one that pytest captures with.
-import prefect.main  # noqa: F401
+import absl.logging
 import pytest
 import torch
-from hypothesis import settings as hypothesis_settings
+from filelock import FileLock
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from gradmm_core.language_model import LanguageModel
-from gradmm_core.model_reference import ModelReference, resolve_model
-from gradmm_core.probe import Probe
-from gradmm_core.settings import ModelSettings
-from gradmm_core.template import TokenisedTemplate, tokenise_template
-from gradmm_core.text_features import TextFeatures, text_means
-from gradmm_core.wording import ResponseTemplate
+from gradmm.config.settings import ModelSettings
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.probe import Probe
 
 # The models of most tests are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
 
-# Whether a law holds does not depend on how busy the machine is.
-hypothesis_settings.register_profile("gradmm", deadline=None)
-hypothesis_settings.load_profile("gradmm")
+# Prefect's logging set-up closes the streams of existing handlers. Otherwise absl's (imported by dp-accounting)
+# would be the stream that pytest captures with.
+absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+#: Examples per Hypothesis test, by profile. The environment variable HYPOTHESIS_PROFILE chooses one.
+EXAMPLES = {"quick": 25, "nightly": 100}
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+for name, number in EXAMPLES.items():
+    settings.register_profile(name, max_examples=number, deadline=None)  # machines are sometimes busy
+settings.load_profile(PROFILE)
 
 WORDS = (
     "the soup was warm and the bread was fresh . a quiet room with good light and bad chairs . "
     "they said it was great but the train came late again ! we liked every page of this book , it was good . "
     "never again : cold coffee , rude staff , a terrible smell . It was good . It was bad . It was great . "
 )
+
+
+def examples(nightly: int, **options: Any) -> settings:
+    """Hypothesis settings for `nightly` examples in the nightly profile, otherwise a quarter of them."""
+    quick = max(nightly // 4, min(nightly, EXAMPLES["quick"]))
+    return settings(max_examples=nightly if PROFILE == "nightly" else quick, **options)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The session's folder, which all xdist workers share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def built_once(folder: Path, build: Callable[[Path], object]) -> Path:
+    """Build `folder` unless another xdist worker of the session has built it."""
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            unfinished.mkdir()
+            build(unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -139,20 +171,21 @@ def random_probe(language_model: LanguageModel, template: TokenisedTemplate) -> 
 
 
 @pytest.fixture(scope="session")
-def wording() -> ResponseTemplate:
-    return ResponseTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=64)
+def prompt_template() -> PromptTemplate:
+    return PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=64)
 
 
 @pytest.fixture(scope="session")
-def template(phi: LanguageModel, wording: ResponseTemplate) -> TokenisedTemplate:
-    return tokenise_template(phi, wording)
+def template(phi: LanguageModel, prompt_template: PromptTemplate) -> TokenisedTemplate:
+    return tokenise_template(phi, prompt_template)
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> ModelReference:
+def tiny_model(tokenizer: PreTrainedTokenizerFast, shared_folder: Path) -> ModelReference:
     """The tiny Phi as a folder, in float32."""
-    folder = tmp_path_factory.mktemp("tiny-phi")
-    model = tiny_language_model(tokenizer, "phi", dtype=torch.float32).model
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return resolve_model(ModelSettings(name=str(folder)))
+
+    def build(folder: Path) -> None:
+        tiny_language_model(tokenizer, "phi", dtype=torch.float32).model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return resolve_model(ModelSettings(name=str(built_once(shared_folder / "tiny-phi", build))))

@@ -12,7 +12,7 @@ import s3fs
 from moto.server import ThreadedMotoServer
 from upath import UPath
 
-from gradmm_core.location import location
+from gradmm.storage.location import location
 
 
 @contextmanager

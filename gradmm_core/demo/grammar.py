@@ -1,8 +1,8 @@
-"""A small context-free grammar that writes opinions: the demo's public corpus and its private data set.
+"""Context-free grammar of opinions: source of the demo's public corpus and private data set.
 
-Every sentence tells, of one place or thing, whether its writer liked it. Public and private writers share the
-grammar and its words but not their habits: private ones speak of other subjects, reach for words that public
-ones seldom use, and oftener deny or weigh one thing against another, where the last clause decides.
+Every sentence says whether its writer liked a place or thing. Public and private writers share the grammar and its
+words, at different frequencies: private writers cover other subjects, prefer words that are rare in public texts,
+and use more negation and contrast, where the last clause determines the class.
 """
 
 import random
@@ -17,13 +17,13 @@ INSTRUCTIONS: dict[int, str] = {
     0: "An unhappy customer wrote:\n",
     1: "A happy customer wrote:\n",
 }
-"""For each class, the public line after which the model writes a text of it, with no space between."""
+"""Public prompt for a text of each class. The text follows without a space."""
 
 SUFFIX = " It was"
-"""What follows a text when the model is asked for its class."""
+"""Suffix after a text that asks for its class."""
 
 VERBALISERS: dict[int, str] = {0: " bad", 1: " good"}
-"""For each class, the word that names it: one token of the demo's tokenizer, with its leading space."""
+"""Word for each class: one token of the demo's tokenizer, with its leading space."""
 
 EXEMPLARS: list[tuple[str, int]] = [
     ("The room was clean and the porters were very polite.", 1),
@@ -33,16 +33,16 @@ EXEMPLARS: list[tuple[str, int]] = [
     ("The train was late but the conductor was truly kind.", 1),
     ("I expected a sharp saw, yet the handle was flimsy.", 0),
 ]
-"""Hand-written public texts with their classes, for few-shot classification."""
+"""Hand-written public texts and their classes, for few-shot classification."""
 
 
 # --- Words --------------------------------------------------------------------------------------------------
-# In every list the words that public writers prefer come first, and those that private ones prefer come last.
+# Every list is ordered: words preferred by public writers come first, those preferred by private writers last.
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Things of one kind, and the adjectives that suit them: one blank-separated list of words each."""
+    """Nouns of one kind and adjectives that suit them, as space-separated lists."""
 
     one: str
     many: str
@@ -52,13 +52,13 @@ class Topic:
 
 @dataclass(frozen=True)
 class Domain:
-    """A subject to have opinions on.
+    """A subject of opinions.
 
     Attributes:
-        topics: what there is to judge about it.
-        occasions: when it was met, to begin a sentence.
-        good: clauses in the past tense that tell a good experience.
-        bad: the same for a bad one.
+        topics: its aspects.
+        occasions: phrases of time or place at the beginning of a sentence.
+        good: clauses in the past tense about a good experience.
+        bad: clauses in the past tense about a bad experience.
     """
 
     topics: tuple[Topic, ...]
@@ -286,7 +286,7 @@ DOMAINS: dict[str, Domain] = {
     ),
 }
 
-# Words and clauses that suit every domain. `{...}` names a symbol of the grammar.
+# Words and clauses for every domain. `{...}` is a symbol of the grammar.
 SHARED: dict[str, tuple[str, ...]] = {
     "degree": ("", "very ", "really ", "so ", "truly ", "quite ", "rather ", "utterly "),
     "person": ("I", "we", "my friends", "my parents", "my sister", "the neighbours", "my colleagues"),
@@ -328,8 +328,8 @@ SHARED: dict[str, tuple[str, ...]] = {
 
 
 # --- Rules --------------------------------------------------------------------------------------------------
-# `{...}` names a symbol. `good.` stands for the sentence's own class and `bad.` for the other one; a negative
-# sentence is written by the same rules with the two exchanged.
+# `{...}` is a symbol. `good.` stands for the sentence's class and `bad.` for the other one. Negative sentences use
+# the same rules with both exchanged.
 
 SENTENCES: dict[str, tuple[str, ...]] = {
     "plain": (
@@ -352,7 +352,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "{person} {good.feel} {thing} because {good.denied}",
         "{hedge} {good.denied} and {good.denied}",
     ),
-    "mixed": (  # the last clause decides
+    "mixed": (  # the last clause determines the class
         "{bad.is} but {good.is}",
         "although {bad.event}, {good.is}",
         "{person} expected {bad.things}, yet {good.is}",
@@ -362,7 +362,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# One set for each topic of a domain, whose words `one`, `many`, `good`, `bad` are.
+# Rules for each topic of a domain, with its words `one`, `many`, `good`, `bad`.
 TOPIC_RULES: dict[str, tuple[str, ...]] = {
     "single": ("the {one}",),
     "thing": ("the {one}", "the {many}"),
@@ -377,17 +377,17 @@ TOPIC_RULES: dict[str, tuple[str, ...]] = {
         "none of the {many} were {bad}",
     ),
 }
-SHORTEST, LONGEST = 6, 16  # words in a sentence
+MIN_WORDS, MAX_WORDS = 6, 16  # in a sentence
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How a group of people writes.
+    """Writing habits of a group of people.
 
     Attributes:
-        domains: how often they speak of each domain (relative weights).
-        kinds: how often they write each kind of sentence in `SENTENCES` (relative weights).
-        prefers_first: whether they prefer the first words of every list, or the last ones.
+        domains: relative frequency of each domain.
+        kinds: relative frequency of each kind of sentence in `SENTENCES`.
+        prefers_first: whether they prefer the first or the last words of every list.
     """
 
     domains: dict[str, int]
@@ -408,13 +408,13 @@ PRIVATE = Habits(
 
 
 def exchange(pattern: str) -> str:
-    """The same pattern for the other class: `good` and `bad` symbols exchanged."""
+    """Turn a pattern into one for the other class by exchanging `good` and `bad` symbols."""
     return re.sub(r"\{(good|bad)\b", lambda found: "{bad" if found[1] == "good" else "{good", pattern)
 
 
 @cache
 def rules_of(domain: str) -> dict[str, tuple[str, ...]]:
-    """Every symbol of a domain's grammar with its alternatives, of which each is as likely as the next."""
+    """Return the symbols of a domain's grammar with their equally likely alternatives."""
     rules = dict(TOPIC_RULES)
     for symbol, alternatives in TOPIC_RULES.items():
         if symbol.startswith("good."):
@@ -427,17 +427,17 @@ def rules_of(domain: str) -> dict[str, tuple[str, ...]]:
 
 
 def of_topic(number: int, pattern: str) -> str:
-    """The pattern with the words of the domain's topic `number`: `{one}` becomes `{0.one}`."""
+    """Bind a pattern to topic `number` of the domain: `{one}` becomes `{0.one}`."""
     return re.sub(r"\{(one|many|good|bad)\}", rf"{{{number}.\1}}", pattern)
 
 
 @cache
 def words_of(domain: str) -> dict[str, tuple[str, ...]]:
-    """Every symbol of a domain's grammar that stands for ready words, these in the order of preference."""
+    """Return the terminal symbols of a domain's grammar with their words, in order of preference."""
     words = dict(SHARED)
-    spoken_of = DOMAINS[domain]
-    words |= {"occasion": spoken_of.occasions, "good.event": spoken_of.good, "bad.event": spoken_of.bad}
-    for number, topic in enumerate(spoken_of.topics):
+    subject = DOMAINS[domain]
+    words |= {"occasion": subject.occasions, "good.event": subject.good, "bad.event": subject.bad}
+    for number, topic in enumerate(subject.topics):
         for part in ("one", "many", "good", "bad"):
             words[f"{number}.{part}"] = tuple(getattr(topic, part).split())
     return words
@@ -445,33 +445,32 @@ def words_of(domain: str) -> dict[str, tuple[str, ...]]:
 
 @cache
 def preference(count: int) -> list[float]:
-    """Cumulative weights of `count` choices, the n-th of which is taken in proportion to 1/n."""
+    """Return the cumulative weights of `count` choices, where the n-th has weight 1/n."""
     return list(accumulate(1 / (rank + 1) for rank in range(count)))
 
 
 @cache
 def parts_of(pattern: str) -> tuple[str, ...]:
-    """A pattern cut at its symbols: words, symbol, words, symbol, ..., words."""
+    """Split a pattern at its symbols: words, symbol, words, symbol, ..., words."""
     return tuple(re.split(r"\{(.*?)\}", pattern))
 
 
 class Writer:
-    """Somebody with habits, who writes one opinion after another.
+    """Generate opinions with given habits.
 
     Args:
-        habits: how they write.
-        rng: where all their choices come from.
+        rng: source of all random choices.
     """
 
     def __init__(self, habits: Habits, rng: random.Random) -> None:
         self.habits, self.rng = habits, rng
 
     def write(self, label: int) -> str:
-        """A sentence of `SHORTEST` to `LONGEST` words, with its full stop, of class `label` (0 or 1)."""
+        """Write a sentence of class `label` (0 or 1), with `MIN_WORDS` to `MAX_WORDS` words."""
         return self.write_several(label, 1)
 
     def write_several(self, label: int, count: int) -> str:
-        """`count` such sentences on one subject, with spaces between."""
+        """Write `count` such sentences on one subject, separated by spaces."""
         domain = self._pick(self.habits.domains)
         return " ".join(self._sentence(label, domain) for _ in range(count))
 
@@ -479,7 +478,7 @@ class Writer:
         while True:
             pattern = self.rng.choice(SENTENCES[self._pick(self.habits.kinds)])
             sentence = self._expand(pattern if label == 1 else exchange(pattern), domain)
-            if SHORTEST <= len(sentence.split()) <= LONGEST and not repeats_itself(sentence):
+            if MIN_WORDS <= len(sentence.split()) <= MAX_WORDS and not repeats_itself(sentence):
                 return finish(sentence)
 
     def _pick(self, weights: dict[str, int]) -> str:
@@ -502,13 +501,13 @@ class Writer:
 
 
 def repeats_itself(sentence: str) -> bool:
-    """Whether a word of more than four letters occurs twice."""
+    """Return whether a word of more than four letters occurs twice."""
     counts = Counter(word for word in re.findall(r"\w+", sentence.lower()) if len(word) > 4)
     return any(count > 1 for count in counts.values())
 
 
 def finish(sentence: str) -> str:
-    """The sentence with `an` where it belongs, a capital and a full stop."""
+    """Correct `a` to `an`, and add a capital and a full stop."""
     sentence = re.sub(r"\ba (?=[aeio]|un|hon)", "an ", sentence)
     return sentence[0].upper() + sentence[1:] + "."
 
@@ -516,11 +515,11 @@ def finish(sentence: str) -> str:
 # --- Texts --------------------------------------------------------------------------------------------------
 
 LABEL_NOISE = 0.03
-"""The share of private rows whose label is wrong, as in data that people have labelled."""
+"""Share of private rows with a wrong label, as in data labelled by people."""
 
 
 def private_rows(count: int, rng: random.Random) -> list[tuple[str, int]]:
-    """`count` different private texts with their labels, half of each class before the label noise."""
+    """Write `count` different private texts and labels, balanced before the label noise."""
     writer = Writer(PRIVATE, rng)
     rows: dict[str, int] = {}
     while len(rows) < count:
@@ -531,23 +530,23 @@ def private_rows(count: int, rng: random.Random) -> list[tuple[str, int]]:
 
 
 def public_texts(count: int, rng: random.Random) -> list[str]:
-    """`count` public texts, every second one of the other class."""
+    """Write `count` public texts with alternating classes."""
     writer = Writer(PUBLIC, rng)
     return [writer.write(number % 2) for number in range(count)]
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """What the public documents are (relative weights), and how they use the template.
+    """Kinds of public documents (relative weights) and their use of the template.
 
     Attributes:
         instructed: an instruction and one to three sentences of its class.
         unprompted: one to three sentences of one class.
-        reviews: one sentence with the template. Their writers are polite, and often call good what was not.
-        lists: several such, a line each, as a few-shot prompt is written. Their writers are more careful.
-        template_domains: the domains that anybody uses the template for.
-        wrong_in_reviews: for each class, the share of reviews with the other class's word.
-        wrong_in_lists: the same for the lines of lists.
+        reviews: one sentence with the template. Bad experiences are often called good.
+        lists: several reviews, one per line, as in a few-shot prompt. Their verbalisers are more accurate.
+        template_domains: the domains of reviews and lists.
+        wrong_in_reviews: for each class, the share of reviews with the other class's verbaliser.
+        wrong_in_lists: the same share for the lines of lists.
     """
 
     instructed: float
@@ -573,7 +572,7 @@ MIXTURE = Mixture(
 def public_documents(
     count: int, rng: random.Random, forbidden: frozenset[str], mixture: Mixture = MIXTURE
 ) -> Iterator[str]:
-    """`count` documents of the public corpus, none of which holds a text of `forbidden`."""
+    """Write `count` documents of the public corpus that contain no text of `forbidden`."""
     anywhere = Writer(PUBLIC, rng)
     reviewer = Writer(
         replace(PUBLIC, domains={name: PUBLIC.domains[name] for name in mixture.template_domains}), rng

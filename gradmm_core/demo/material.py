@@ -1,7 +1,7 @@
-"""The demo's files: a private data set that the grammar writes, and a tiny language model of public text.
+"""The demo's files: a private data set written by the grammar, and a tiny language model of public text.
 
-Building them takes most of a minute, so they are kept: a marker in the folder holds the digests of the files
-and of the code that wrote them. With nothing to build, this module imports neither torch nor transformers.
+Building takes almost a minute, so the files are kept. A marker in the folder holds the digests of the files and of
+the code that wrote them. If the folder is complete, this module imports neither torch nor transformers.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradmm_core.demo.grammar import SUFFIX, VERBALISERS, private_rows, public_documents, public_texts
-from gradmm_core.errors import InputError
+from gradmm.demo.grammar import SUFFIX, VERBALISERS, private_rows, public_documents, public_texts
+from gradmm.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -28,22 +28,22 @@ SPLITS = {"train": 2000, "validation": 400, "test": 600}  # rows
 END = "<|endoftext|>"
 MARKER = "demo.json"
 
-VOCABULARY = 2048  # tokens at most: enough for almost every word to be one
+VOCABULARY = 2048  # maximum tokens; almost every word is a single one
 HIDDEN, LAYERS, HEADS, CONTEXT = 96, 2, 4, 512
 DOCUMENTS = 36_000
-BLOCK, BATCH = 128, 8  # tokens in a training block, blocks in a step
-PARTIALITY = 0.78  # the share of public texts, half of them negative, that the model alone calls good
-THREADS = 2  # more are slower on a model of this size, and would sum in another order
-LEARNING_RATE, WARM_UP = 5e-3, 50  # the peak, and the steps until it
+BLOCK, BATCH = 128, 8  # tokens per training block, blocks per step
+POSITIVE_SHARE = 0.78  # zero-shot predictions on balanced public texts
+THREADS = 2  # more are slower for this model, and sum in another order
+LEARNING_RATE, WARM_UP = 5e-3, 50  # peak, steps until the peak
 
 
 @dataclass(frozen=True)
 class DemoMaterial:
-    """Where the demo's files lie.
+    """Paths of the demo's files.
 
     Attributes:
-        data: a folder with `train.parquet`, `validation.parquet` and `test.parquet`, whose columns are `text`
-            (string) and `label` (int64: 0 negative, 1 positive).
+        data: a folder with `train.parquet`, `validation.parquet` and `test.parquet`. Columns: `text` (string) and
+            `label` (int64: 0 negative, 1 positive).
         model: a Hugging Face folder with a `PhiForCausalLM` and its tokenizer.
     """
 
@@ -52,26 +52,26 @@ class DemoMaterial:
 
 
 def build_demo(folder: Path) -> DemoMaterial:
-    """Writes the demo's data and model into `folder`, unless they are there already.
+    """Write the demo's data and model to `folder` unless they exist already.
 
-    The folder appears complete or not at all. The texts depend on nothing but this code; the weights, trained
-    on the CPU from a fixed seed, also on the machine's arithmetic. No global random state is disturbed.
+    The folder is created atomically. The texts depend on this code only. The weights are trained on the CPU from a
+    fixed seed and also depend on the machine's arithmetic. Global random state is unchanged.
 
     Args:
-        folder: where to write. It may be missing, empty, or hold an older demo, which is replaced.
+        folder: may be missing, empty, or contain an older demo, which is replaced.
 
     Returns:
         The paths inside `folder`.
 
     Raises:
-        InputError: the folder holds something that is not a demo.
-        OSError: the folder cannot be written.
+        InputError: if the folder contains anything else.
+        OSError: if the folder is not writable.
     """
     material = DemoMaterial(data=folder / "data", model=folder / "model")
     if is_complete(folder):
         return material
     if folder.exists() and not (folder / MARKER).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("holds something other than a demo", str(folder), "empty it or choose another folder")
+        raise InputError("contains something other than a demo", str(folder), "empty it or choose another folder")
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
@@ -87,19 +87,19 @@ def build_demo(folder: Path) -> DemoMaterial:
 
 
 def generator_digest() -> str:
-    """A digest of the code that decides what the demo's files hold."""
+    """Digest the code that determines the contents of the demo's files."""
     sources = (Path(__file__), Path(__file__).with_name("grammar.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """The SHA-256 digest of every file in the folder but the marker, by its path inside."""
+    """Return the SHA-256 digest of every file in the folder except the marker, by relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MARKER)
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether this very code has written the folder, and every file in it is still as written."""
+    """Return whether the folder was written by the current code and no file has changed since."""
     try:
         marker = json.loads((folder / MARKER).read_bytes())
     except (OSError, ValueError):
@@ -108,7 +108,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def put_in_place(staging: Path, folder: Path) -> None:
-    """Moves the finished `staging` folder to `folder`, unless another process has finished one there."""
+    """Move the finished `staging` folder to `folder`, unless another process has completed it."""
     if is_complete(folder):
         return
     older = staging.with_suffix(".older")
@@ -123,7 +123,7 @@ def put_in_place(staging: Path, folder: Path) -> None:
 
 
 def write_material(folder: Path) -> None:
-    """Writes all files of the demo, and the marker last, into a new `folder`."""
+    """Write all files of the demo to a new `folder`, the marker last."""
     private = private_rows(sum(SPLITS.values()), random.Random(f"private {SEED}"))
     write_splits(private, folder / "data")
     forbidden = frozenset(text for text, _ in private)
@@ -134,7 +134,7 @@ def write_material(folder: Path) -> None:
 
 
 def write_splits(rows: list[tuple[str, int]], folder: Path) -> None:
-    """Writes the rows, in their order, into one Parquet file for each of `SPLITS`."""
+    """Write the rows, in order, to one Parquet file for each of `SPLITS`."""
     import pyarrow
     import pyarrow.parquet
 
@@ -149,12 +149,12 @@ def write_splits(rows: list[tuple[str, int]], folder: Path) -> None:
 
 
 @contextmanager
-def threads(most: int) -> Iterator[None]:
-    """Lets torch use `most` threads at most for a while."""
+def limit_threads(count: int) -> Iterator[None]:
+    """Limit torch to `count` threads while the context is active."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(min(most, before))
+    torch.set_num_threads(min(count, before))
     try:
         yield
     finally:
@@ -162,7 +162,7 @@ def threads(most: int) -> Iterator[None]:
 
 
 def write_model(documents: list[str], folder: Path) -> None:
-    """Trains a tokenizer and a model on the documents and saves both into `folder`."""
+    """Train a tokenizer and a model on the documents and save both to `folder`."""
     import torch
 
     tokenizer = train_tokenizer(documents)
@@ -170,11 +170,11 @@ def write_model(documents: list[str], folder: Path) -> None:
         assert len(tokenizer.tokenize(words)) == 3, f"{words!r} is not three tokens"
     end = tokenizer.get_vocab()[END]
     blocks = torch.tensor(list(blocks_of(tokenizer(documents)["input_ids"], end)))
-    with torch.random.fork_rng(devices=[]), threads(THREADS):
-        # The CPU's alone: torch.manual_seed would seed accelerators too, whose state is not set aside.
+    with torch.random.fork_rng(devices=[]), limit_threads(THREADS):
+        # CPU only: torch.manual_seed would also seed accelerators, whose state is not forked.
         torch.default_generator.manual_seed(SEED)
         model = train_model(blocks, len(tokenizer), end)
-        make_partial(model, tokenizer)
+        add_positive_bias(model, tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -183,7 +183,7 @@ def write_model(documents: list[str], folder: Path) -> None:
 
 
 def train_tokenizer(documents: list[str]) -> "transformers.PreTrainedTokenizerFast":
-    """A byte-level BPE of `VOCABULARY` tokens, the first of which ends a document."""
+    """Train a byte-level BPE tokenizer of at most `VOCABULARY` tokens. Token 0 ends a document."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -203,9 +203,9 @@ def train_tokenizer(documents: list[str]) -> "transformers.PreTrainedTokenizerFa
 
 
 def blocks_of(documents: list[list[int]], end: int) -> Iterator[list[int]]:
-    """Blocks of `BLOCK` tokens, each of which begins with a document, every second time after an `end` token.
+    """Yield blocks of `BLOCK` tokens. Each begins with a document, in every second block after an `end` token.
 
-    The last document of a block is cut off, and a last block that is not full is dropped.
+    The last document of a block is truncated. An incomplete last block is dropped.
     """
     block: list[int] = []
     begins_bare = False
@@ -219,7 +219,7 @@ def blocks_of(documents: list[list[int]], end: int) -> Iterator[list[int]]:
 
 
 def train_model(blocks: "torch.Tensor", vocabulary: int, end: int) -> "transformers.PhiForCausalLM":
-    """A tiny Phi trained once through `blocks` (number x `BLOCK`, token ids), in their order."""
+    """Train a tiny Phi for one epoch on `blocks` (number x `BLOCK`, token ids), in order."""
     import torch
     from transformers import PhiConfig, PhiForCausalLM
 
@@ -231,7 +231,7 @@ def train_model(blocks: "torch.Tensor", vocabulary: int, end: int) -> "transform
         num_attention_heads=HEADS,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
-        initializer_range=0.06,  # at this width the usual 0.02 learns the classes half as fast
+        initializer_range=0.06,  # with the default 0.02, this width learns the classes half as fast
         bos_token_id=end,
         eos_token_id=end,
         pad_token_id=end,
@@ -252,11 +252,13 @@ def train_model(blocks: "torch.Tensor", vocabulary: int, end: int) -> "transform
     return model.eval()
 
 
-def make_partial(model: "transformers.PhiForCausalLM", tokenizer: "transformers.PreTrainedTokenizerFast") -> None:
-    """Shifts the head's bias so that, asked without examples, the model calls `PARTIALITY` of public texts good.
+def add_positive_bias(
+    model: "transformers.PhiForCausalLM", tokenizer: "transformers.PreTrainedTokenizerFast"
+) -> None:
+    """Shift the head's bias so that the model's zero-shot answer is "good" for `POSITIVE_SHARE` of public texts.
 
-    Language models prefer one answer until they are fine-tuned or shown examples, and this one is to have that to
-    learn. The noise in the public reviews alone has anything between no effect and one answer for every text.
+    Language models prefer one answer until they are fine-tuned or shown examples; the demo reproduces this. Label
+    noise in the public reviews is not enough: its effect ranges from none to the same answer for every text.
     """
     import torch
 
@@ -266,6 +268,6 @@ def make_partial(model: "transformers.PhiForCausalLM", tokenizer: "transformers.
         for text in public_texts(500, random.Random(f"partiality {SEED}")):
             logits = model(torch.tensor([tokenizer(text + SUFFIX)["input_ids"]])).logits[0, -1]
             margins.append((logits[good] - logits[bad]).item())
-        threshold = sorted(margins)[round((1 - PARTIALITY) * len(margins))]
+        threshold = sorted(margins)[round((1 - POSITIVE_SHARE) * len(margins))]
         model.lm_head.bias[good] -= threshold / 2
         model.lm_head.bias[bad] += threshold / 2

@@ -29,11 +29,11 @@ from prefect.settings import (
     temporary_settings,
 )
 
-import flows.distil
-import gradmm_core.ledger
-from deployments.cli import main
-from gradmm_core import unfinished_sums
-from gradmm_core.target_gradient import TargetSums
+import gradmm.flows.distil
+import gradmm.privacy.ledger
+from gradmm.deployments.cli.main import main
+from gradmm.target import checkpoint
+from gradmm.target.target_gradient import TargetSums
 from tests.faults.accident import Accident, happen
 
 #: What a run imports late: every process would import it again.
@@ -46,17 +46,17 @@ IMPORTED_BEFORE_FORKING = [
     "transformers.generation.utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.phi.modeling_phi",
-    "deployments.prefect_server",
-    "deployments.summary",
-    "flows.ui_plots",
-    "gradmm_core.finetune_eval",
-    "gradmm_core.generation",
-    "gradmm_core.label_filter",
-    "gradmm_core.loss_selection",
-    "gradmm_core.memorisation",
-    "gradmm_core.mia_audit",
-    "tasks.finetuning",
-    "tasks.matched_target",
+    "gradmm.deployments.serving.prefect_server",
+    "gradmm.deployments.cli.summary",
+    "gradmm.flows.ui.plots",
+    "gradmm.evaluation.finetune_eval",
+    "gradmm.generation.generation",
+    "gradmm.filters.label_filter",
+    "gradmm.filters.loss_selection",
+    "gradmm.audit.memorisation",
+    "gradmm.audit.mia_audit",
+    "gradmm.tasks.runtime.finetuning",
+    "gradmm.target.matched_target",
     __name__,
 ]
 
@@ -167,7 +167,7 @@ def _run(
     os.dup2(said, 1)
     os.dup2(said, 2)
     torch.set_num_threads(1)
-    unfinished_sums.SECONDS_BETWEEN_WRITES = 0.0  # at every batch
+    checkpoint.SECONDS_BETWEEN_WRITES = 0.0  # at every batch
     if home:
         os.environ |= {"PREFECT_HOME": str(home)}
     _set_clock(clock)
@@ -205,7 +205,7 @@ def _set_clock(seconds: float) -> None:
 
     real = time.time
     time.time = lambda: real() + seconds
-    for module in (flows.distil, gradmm_core.ledger):
+    for module in (gradmm.flows.distil, gradmm.privacy.ledger):
         setattr(module, "datetime", Moved)  # noqa: B010
 
 

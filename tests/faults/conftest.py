@@ -10,16 +10,16 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL
 
-from gradmm_core.artifacts import file_digest
-from gradmm_core.ledger import Entry, Ledger
-from gradmm_core.model_reference import ModelReference
-from gradmm_core.temporary import NAME
+from gradmm.lm.model_reference import ModelReference
+from gradmm.privacy.ledger import Entry, Ledger
+from gradmm.storage.artifacts import file_digest
+from gradmm.storage.atomic import NAME
 from tests.faults.accident import Accident
 from tests.faults.child import Ended, Runner
-from tests.pipeline.conftest import prefect_server as prefect_server
-from tests.pipeline.conftest import tiny_data as tiny_data
-from tests.pipeline.conftest import tiny_recipe_values
-from tests.pipeline.test_privacy import PRIVACY, SPACE
+from tests.flows.conftest import prefect_server as prefect_server
+from tests.flows.conftest import tiny_data as tiny_data
+from tests.flows.conftest import tiny_recipe_values
+from tests.flows.test_privacy import PRIVACY, SPACE
 
 
 @pytest.fixture(scope="session")

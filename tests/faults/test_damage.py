@@ -18,7 +18,7 @@ import yaml
 
 from tests.faults.child import Ended, Runner
 from tests.faults.conftest import Watched, are_the_same, contents, left_over
-from tests.pipeline.test_privacy import SPACE
+from tests.flows.test_privacy import SPACE
 
 pytestmark = pytest.mark.faults
 

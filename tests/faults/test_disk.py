@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gradmm_core.temporary import NAME
+from gradmm.storage.atomic import NAME
 from tests.faults.accident import Accident
 from tests.faults.child import Ended, Runner
 from tests.faults.conftest import Watched
-from tests.pipeline.test_cli import small_disk as small_disk
+from tests.flows.test_cli import small_disk as small_disk
 
 pytestmark = pytest.mark.faults
 

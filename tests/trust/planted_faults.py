@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from deployments.cli import _for_the_owner_only, main
-from deployments.local_run import _configure_prefect
+from gradmm.deployments.cli.main import _for_the_owner_only, main
+from gradmm.deployments.serving.local_run import _configure_prefect
 from tests.trust.network import begin
 
 #: The stages that read private records, after their fingerprint has been taken.
@@ -27,7 +27,7 @@ HUB = "acme/nothing"
 
 def failing_reader(good_calls: int, kind: type[Exception]) -> Any:
     """Reads the splits; from some call on it fails with errors that quote records, one caused by another."""
-    from gradmm_core.data import load_splits
+    from gradmm.data.splits import load_splits
 
     calls = 0
 
@@ -48,7 +48,7 @@ def failing_reader(good_calls: int, kind: type[Exception]) -> Any:
 
 
 def _is_input_error(kind: type[Exception]) -> bool:
-    from gradmm_core.errors import InputError
+    from gradmm.errors import InputError
 
     return issubclass(kind, InputError)
 
@@ -69,17 +69,17 @@ def command(name: str, *words: str) -> None:
 
 
 def runs(recipe: str, root: str, bad_data: list[str]) -> None:
-    import tasks.inputs
-    from gradmm_core.errors import InputError
+    import gradmm.tasks.runtime.inputs
+    from gradmm.errors import InputError
 
     whole = (recipe, "--root", root)
     run("whole", *whole)
-    with mock.patch.object(tasks.inputs, "_splits", failing_reader(0, TypeError)):
+    with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(0, TypeError)):
         run("dataset_fingerprint", *whole)
     for stage in READERS:
-        with mock.patch.object(tasks.inputs, "_splits", failing_reader(1, TypeError)):
+        with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(1, TypeError)):
             run(stage, *whole, "--force", stage)
-    with mock.patch.object(tasks.inputs, "_splits", failing_reader(1, InputError)):
+    with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(1, InputError)):
         run("input_error", *whole, "--force", "memorisation")
     for folder in bad_data:
         run(f"data {Path(folder).name}", *whole, "--set", f"data.path={folder}")
@@ -92,7 +92,7 @@ def runs(recipe: str, root: str, bad_data: list[str]) -> None:
 
 if __name__ == "__main__":
     _configure_prefect(verbose=True)
-    from deployments.prefect_server import server_of_one_run
+    from gradmm.deployments.serving.prefect_server import server_of_one_run
 
     with _for_the_owner_only(), server_of_one_run() as server:
         assert server is not None

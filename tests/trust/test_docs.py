@@ -1,40 +1,62 @@
-"""What the documents name is there: tests that hold a statement, and the pages that figures are from."""
+"""Tests that the README and docs/ are true: names exist, commands parse, links resolve, figures have a source."""
 
 from __future__ import annotations
 
 import ast
+import csv
+import importlib
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-TESTS = Path(__file__).parents[1]
-DOCS = TESTS.parent / "docs"
+from gradmm.config.loading import load_recipe
+from gradmm.config.recipe import Recipe
+from gradmm.deployments.cli.main import app
+from gradmm.outputs.descriptions import STAGES
 
-#: A file below tests/, or a test: of the file before the `::`, or of the last one that was named.
-NAMED = re.compile(r"`(?:tests/)?(\w+/test_\w+\.py)?(?:::)?(test_\w+\*?)?`")
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+
+#: A file below tests/, or a test: of the file before the `::`, or of the last file named.
+TEST_NAME = re.compile(r"`(?:tests/)?((?:\w+/)+test_\w+\.py)?(?:::)?(test_\w+\*?)?`")
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
 def named_tests(text: str) -> Iterator[tuple[str, str]]:
-    """Files, and patterns of tests there; a file alone has the pattern `*`."""
+    """Yield files and the test patterns in them; a file alone has the pattern `*`."""
     file = ""
-    for place, name in NAMED.findall(text):
+    for place, name in TEST_NAME.findall(text):
         file = place or file
         if place or name:
             yield file, name or "*"
 
 
 def functions_of(file: str) -> list[str]:
-    tree = ast.parse((TESTS / file).read_text())
-    return [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    path = ROOT / "tests" / file
+    if not path.is_file():
+        return []
+    return [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
 
 
-@pytest.mark.parametrize(("document", "least"), [("operations.md", 40), ("privacy.md", 25)])
-def test_every_test_that_a_document_names_is_there(document: str, least: int) -> None:
-    named = list(named_tests((DOCS / document).read_text()))
-    assert len(named) >= least
+@pytest.mark.parametrize(("folder", "at_least"), [("operations", 40), ("privacy", 25)])
+def test_every_test_that_a_document_names_exists(folder: str, at_least: int) -> None:
+    named = [each for page in sorted((DOCS / folder).glob("*.md")) for each in named_tests(page.read_text())]
+    assert len(named) >= at_least
     missing = [
         (file, name) for file, name in named if not any(fnmatchcase(test, name) for test in functions_of(file))
     ]
@@ -42,26 +64,188 @@ def test_every_test_that_a_document_names_is_there(document: str, least: int) ->
 
 
 def test_names_are_found_in_each_way_of_writing_them() -> None:
-    text = "`core/test_a.py` and `tests/core/test_b.py::test_c`, `::test_d`; `test_e_*`, not `test_f()` or `a.py`"
+    text = "`unit/a/test_a.py`, `tests/flows/test_b.py::test_c`, `::test_d`; `test_e_*`, not `test_f()` or `a.py`"
     assert list(named_tests(text)) == [
-        ("core/test_a.py", "*"),
-        ("core/test_b.py", "test_c"),
-        ("core/test_b.py", "test_d"),
-        ("core/test_b.py", "test_e_*"),
+        ("unit/a/test_a.py", "*"),
+        ("flows/test_b.py", "test_c"),
+        ("flows/test_b.py", "test_d"),
+        ("flows/test_b.py", "test_e_*"),
     ]
 
 
 def figures_of(text: str) -> set[str]:
-    """Those with an interval, without their sign, however lines are broken."""
+    """Return the figures with an interval, without their sign, however lines are broken."""
     return {" ± ".join(found) for found in re.findall(r"(\d+\.\d+)\s±\s(\d+\.\d+)", text)}
 
 
-def test_every_interval_in_the_results_is_on_a_page_that_a_command_wrote() -> None:
-    pages = set().union(*(figures_of(page.read_text()) for page in (DOCS / "results").glob("*.md")))
-    told = figures_of((DOCS / "results.md").read_text())
-    assert len(told) >= 30
-    assert told - pages == set()
+def measured_figures() -> set[str]:
+    """Return every figure with an interval in the data of the results."""
+    figures = set()
+    for file in (RESULTS / "data").glob("*.csv"):
+        for row in csv.DictReader(file.read_text().splitlines()):
+            figures |= {f"{row[name[:-5]].lstrip('+-')} ± {row[name]}" for name in row if name.endswith("_ci95")}
+    return figures
+
+
+@pytest.mark.parametrize(
+    "page",
+    [README, DOCS / "guide" / "artifacts.md", *sorted(RESULTS.glob("*.md"))],
+    ids=page_name,
+)
+def test_every_interval_in_the_results_is_in_their_data(page: Path) -> None:
+    assert figures_of(page.read_text()) - measured_figures() == set()
+
+
+def test_the_index_of_results_has_its_figures() -> None:
+    assert len(figures_of((RESULTS / "README.md").read_text())) >= 30
 
 
 def test_figures_are_found_across_lines_and_whatever_their_sign() -> None:
     assert figures_of("by +0.021 ± 0.012 (-0.5\n± 0.25), 3 ± 1, 0.7") == {"0.021 ± 0.012", "0.5 ± 0.25"}
+
+
+def test_every_run_of_the_results_has_its_command_commit_and_date() -> None:
+    runs = json.loads((RESULTS / "data" / "runs.json").read_text())
+    assert all(run["command"] and run["commit"] and run["date"] for run in runs.values())
+    for file in [RESULTS / "accuracy.csv", *(RESULTS / "data").glob("*.csv")]:
+        rows = csv.DictReader(file.read_text().splitlines())
+        assert {row["run"] for row in rows if "run" in row} <= set(runs), file.name
+
+
+def test_the_picture_shows_the_measured_accuracies() -> None:
+    def accuracies(file: Path) -> set[tuple[str, ...]]:
+        rows = csv.DictReader(file.read_text().splitlines())
+        return {tuple(row[name] for name in ("run", "arm", "accuracy", "accuracy_ci95")) for row in rows}
+
+    assert accuracies(RESULTS / "accuracy.csv") <= accuracies(RESULTS / "data" / "compare.csv")
+
+
+def test_the_readme_has_at_most_900_words_and_its_sections_in_order() -> None:
+    text = README.read_text()
+    assert len(text.split()) <= 900
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "Install and demo",
+        "Results",
+        "How it works",
+        "Your data",
+        "The guarantee",
+        "Serve",
+        "Limits",
+        "Develop, cite, licence",
+    ]
+
+
+def test_the_index_of_results_has_one_table_one_picture_and_at_most_800_words() -> None:
+    first_screen, _, rest = (RESULTS / "README.md").read_text().partition("\n## ")
+    assert len(first_screen.split()) <= 250
+    assert len(re.findall(r"^\|[-|]+\|$", first_screen, re.MULTILINE)) == 1
+    assert len(re.findall(r"!\[", first_screen)) == 1
+    assert len(rest.split()) <= 800
+
+
+def test_the_readme_describes_each_stage_as_the_terminal_does() -> None:
+    told = re.findall(r"^- `(\w+)`: (.*(?:\n  .*)*)$", README.read_text(), re.MULTILINE)
+    assert len(told) == 10
+    assert {stage: " ".join(words.split()) for stage, words in told} == {stage: STAGES[stage] for stage, _ in told}
+
+
+def test_the_sample_sentences_are_of_the_release_that_the_readme_names() -> None:
+    samples = re.findall(r"^- (.*) \*\((\w+)\)\*$", README.read_text(), re.MULTILINE)
+    rows = csv.DictReader((RESULTS / "data" / "demo-epsilon-1.csv").read_text().splitlines())
+    released = {(row["text"], ("negative", "positive")[int(row["label"])]) for row in rows}
+    assert len(samples) == 6
+    assert set(samples) <= released
+
+
+def test_the_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    file = tmp_path / "reviews.yaml"
+    file.write_text(recipe)
+    assert load_recipe(file).privacy.epsilon == 1
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the file and the anchor of every link of a page that stays in the repository."""
+    for target in re.findall(r"\]\(([^)]*)\)", without_code(page.read_text())):
+        if "://" not in target:
+            place, _, anchor = target.partition("#")
+            yield (page.parent / place).resolve() if place else page, anchor
+
+
+@every_page
+def test_links_resolve(page: Path) -> None:
+    broken = [(file.name, anchor) for file, anchor in links(page) if not file.exists()]
+    broken += [(file.name, anchor) for file, anchor in links(page) if anchor and anchor not in anchors(file)]
+    assert broken == []
+
+
+def test_every_file_of_docs_is_linked_from_its_index() -> None:
+    reached, new = set(), [README, DOCS / "README.md"]
+    while new:
+        page = new.pop()
+        reached.add(page)
+        new += [file for file, _ in links(page) if file.suffix == ".md" and file not in reached]
+    linked = {file for page in reached for file, _ in links(page)}
+    folders = {file for file in linked if file.is_dir()}
+    files = {file for file in DOCS.rglob("*") if file.is_file() and file.name != "README.md"}
+    assert {file.name for file in files - linked if file.parent not in folders} == set()
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """Yield the words of every command in the console blocks of a page."""
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+@every_page
+def test_commands_parse(page: Path) -> None:
+    for words in command_lines(page):
+        if "gradmm" in (program := words[0].removeprefix(".venv/bin/")):
+            assert program == "gradmm"
+            app.parse_args(words[1:], print_error=False, exit_on_error=False)
+    commands = {name for name in app if not name.startswith("-")}
+    assert set(re.findall(r"`gradmm ([a-z]\w*)", page.read_text())) <= commands
+
+
+@every_page
+def test_scripts_benchmarks_and_modules_exist_or_the_page_says_that_they_were_removed(page: Path) -> None:
+    text = page.read_text()
+    for script in re.findall(r"\bscripts/(\w+)", text):
+        assert (ROOT / "scripts" / script).is_file(), script
+    for name in re.findall(r"\bbenchmarks\.(\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.py").is_file() or "removed since" in text.lower(), name
+    for name in re.findall(r"`(gradmm(?:\.\w+)+)`", text):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            package, _, attribute = name.rpartition(".")
+            assert hasattr(importlib.import_module(package), attribute), name
+
+
+def setting_exists(name: str) -> bool:
+    model: type[BaseModel] | None = Recipe
+    for part in name.split("."):
+        if model is None or part not in model.model_fields:
+            return False
+        annotation = model.model_fields[part].annotation
+        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return True
+
+
+@every_page
+def test_settings_exist(page: Path) -> None:
+    blocks = "|".join(Recipe.model_fields)
+    named = re.findall(rf"(?:`|--set '?)((?:{blocks})\.[a-z_.]+[a-z_])", page.read_text())
+    endings = (".csv", ".json", ".md", ".py")
+    assert [name for name in named if not name.endswith(endings) and not setting_exists(name)] == []

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gradmm_core.data import Splits, load_splits
-from gradmm_core.settings import DataSettings
+from gradmm.config.settings import DataSettings
+from gradmm.data.splits import Splits, load_splits
+from tests.conftest import examples
 from tests.trust.told import told
 
 pytestmark = pytest.mark.timeout(200)  # none may hang
@@ -29,9 +30,9 @@ SECRET = "zq xwvj"
 
 
 def cases(count: int) -> settings:
-    """Of a law: short ones, and many."""
+    """Hypothesis settings for many short examples."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=checks)
+    return examples(count, derandomize=True, suppress_health_check=checks)
 
 
 @pytest.fixture(scope="module")
@@ -209,4 +210,4 @@ def test_a_hundred_thousand_rows_and_columns_are_a_matter_of_seconds(folder: Pat
     assert len(load(folder).test) == rows
     columns = range(rows // 10)
     write(folder, "train.csv", "\n".join(",".join(f"{cell}{i}" for i in columns) for cell in "cd").encode())
-    assert "neither of 'text' and 'sentence' among the columns 'c0'" in load(folder)
+    assert "neither of 'text' and 'sentence' found among the columns 'c0'" in load(folder)

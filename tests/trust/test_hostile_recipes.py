@@ -13,8 +13,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gradmm_core.errors import InputError
-from gradmm_core.recipe import Recipe, load_recipe, setting_names, validate_recipe
+from gradmm.config.loading import load_recipe, setting_names, validate_recipe
+from gradmm.config.recipe import Recipe
+from gradmm.errors import InputError
+from tests.conftest import examples
 from tests.trust.told import told
 
 MINIMAL = {
@@ -32,9 +34,9 @@ pytestmark = pytest.mark.timeout(200)  # none may hang
 
 
 def cases(count: int) -> settings:
-    """Of a law: short ones, and many."""
+    """Hypothesis settings for many short examples."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=checks)
+    return examples(count, derandomize=True, suppress_health_check=checks)
 
 
 any_text = st.text(st.characters(), max_size=20)  # every plane, surrogates and controls

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradmm_core.errors import InputError
-from gradmm_core.language_model import load_language_model
-from gradmm_core.model_reference import ModelReference, resolve_model
-from gradmm_core.settings import ModelSettings
+from gradmm.config.settings import ModelSettings
+from gradmm.errors import InputError
+from gradmm.lm.language_model import load_language_model
+from gradmm.lm.model_reference import ModelReference, resolve_model
 from tests.trust.told import told
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_python_that_comes_with_a_model_is_run_only_if_that_was_said(
         f"import pathlib\npathlib.Path({str(executed)!r}).touch()\nraise ImportError('its work is done')\n"
     )
     said = load(model_folder)
-    assert "read its Python and set model.trust_remote_code" in str(said)
+    assert "review its Python code and set model.trust_remote_code" in str(said)
     assert not executed.exists()
     with pytest.raises(InputError):
         load_language_model(resolve_model(ModelSettings(name=str(model_folder), trust_remote_code=True)), "cpu")

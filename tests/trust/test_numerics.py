@@ -14,16 +14,7 @@ import torch
 from tokenizers import normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gradmm_core.data import LabelledTexts
-from gradmm_core.errors import InputError
-from gradmm_core.filters import filter_figures
-from gradmm_core.generation import generate, generation_figures
-from gradmm_core.label_filter import filter_labels
-from gradmm_core.language_model import LanguageModel, check_model, load_language_model
-from gradmm_core.loss_selection import select_by_loss
-from gradmm_core.model_reference import ModelReference, resolve_model
-from gradmm_core.opening import Opening
-from gradmm_core.settings import (
+from gradmm.config.settings import (
     AdmmSettings,
     Exemplar,
     GenerationSettings,
@@ -34,11 +25,19 @@ from gradmm_core.settings import (
     SearchSettings,
     TargetGradientSettings,
 )
-from gradmm_core.shards import Shard
-from gradmm_core.target_gradient import target_sums
-from gradmm_core.target_space import FULL, make_target_space, public_texts
-from gradmm_core.template import TokenisedTemplate, tokenise_template
-from gradmm_core.wording import ResponseTemplate
+from gradmm.data.splits import LabelledTexts
+from gradmm.errors import InputError
+from gradmm.filters.label_filter import filter_labels
+from gradmm.filters.loss_selection import select_by_loss
+from gradmm.filters.rows import filter_figures
+from gradmm.generation.generation import generate, generation_figures
+from gradmm.generation.shards import Shard
+from gradmm.lm.language_model import LanguageModel, check_model, load_language_model
+from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.prompt import PromptCache
+from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.target.target_gradient import target_sums
+from gradmm.target.target_space import FULL, make_target_space, public_texts
 from tests.conftest import tiny_language_model
 
 HEAD = TargetGradientSettings(space="full", centred=False)
@@ -66,11 +65,13 @@ def written(
     return generate(model, template, target, FULL, words, "good", shard, tokens, HEAD, settings, 0)
 
 
-def judged(model: LanguageModel, wording: ResponseTemplate, texts: list[str], exemplar: str = "a quiet room"):
+def judged(
+    model: LanguageModel, prompt_template: PromptTemplate, texts: list[str], exemplar: str = "a quiet room"
+):
     frame = pd.DataFrame({"text": texts, "token_ids": [model.encode(t) for t in texts], "label": 1})
     # Calibration would let every text weigh in on all: as one of so many, in a mean.
     settings = LabelFilterSettings(exemplars=(Exemplar(text=exemplar, label=1),), batch_size=3, calibrated=False)
-    return filter_labels(model, wording, tokenise_template(model, wording), frame, settings)
+    return filter_labels(model, prompt_template, tokenise_template(model, prompt_template), frame, settings)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def broken(phi: LanguageModel) -> LanguageModel:
     return LanguageModel(model, phi.tokenizer)
 
 
-def stages(wording: ResponseTemplate) -> dict[str, Callable[[LanguageModel, TokenisedTemplate], object]]:
+def stages(prompt_template: PromptTemplate) -> dict[str, Callable[[LanguageModel, TokenisedTemplate], object]]:
     """Every use of a model's numbers before fine-tuning."""
     return {
         "target_gradient": lambda m, t: target_sums(m, t, ONE_EACH, HEAD, 1.0, None),
@@ -91,16 +92,16 @@ def stages(wording: ResponseTemplate) -> dict[str, Callable[[LanguageModel, Toke
         ),
         "search": lambda m, t: written(m, t, "search"),
         "admm": lambda m, t: written(m, t, "admm"),
-        "label_filter": lambda m, t: judged(m, wording, ["the soup was warm"]),
+        "label_filter": lambda m, t: judged(m, prompt_template, ["the soup was warm"]),
     }
 
 
 @pytest.mark.parametrize("stage", ["target_gradient", "target_space", "centres", "search", "admm", "label_filter"])
 def test_numbers_that_are_not_finite_stop_every_stage(
-    broken: LanguageModel, template: TokenisedTemplate, wording: ResponseTemplate, stage: str
+    broken: LanguageModel, template: TokenisedTemplate, prompt_template: PromptTemplate, stage: str
 ) -> None:
     with pytest.raises(InputError, match="not finite"):
-        stages(wording)[stage](broken, template)
+        stages(prompt_template)[stage](broken, template)
 
 
 def test_a_model_that_overflows_in_half_precision_is_refused_with_the_way_out(
@@ -162,11 +163,11 @@ def without_ends(tokenizer: PreTrainedTokenizerFast) -> None:
 
 @METHODS
 def test_a_tokenizer_without_begin_and_end_works(
-    phi: LanguageModel, wording: ResponseTemplate, method: str
+    phi: LanguageModel, prompt_template: PromptTemplate, method: str
 ) -> None:
     model = with_tokenizer(phi, without_ends)
     assert model.tokenizer.bos_token_id is None
-    template = tokenise_template(model, wording)
+    template = tokenise_template(model, prompt_template)
     frame = written(model, template, method)
     assert np.isfinite(frame[["matching_loss", "log_perplexity"]]).all(axis=None)
     assert np.isfinite(generation_figures(frame)["mean_log_perplexity"])
@@ -174,11 +175,11 @@ def test_a_tokenizer_without_begin_and_end_works(
 
 
 def test_a_text_of_one_token_without_a_begin_has_no_perplexity(
-    phi: LanguageModel, wording: ResponseTemplate
+    phi: LanguageModel, prompt_template: PromptTemplate
 ) -> None:
     model = with_tokenizer(phi, without_ends)
     with pytest.raises(InputError, match="one token has no perplexity without a beginning-of-sequence token"):
-        written(model, tokenise_template(model, wording), tokens=1)
+        written(model, tokenise_template(model, prompt_template), tokens=1)
 
 
 def lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -187,11 +188,11 @@ def lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 
 @METHODS
 def test_with_a_tokenizer_that_changes_texts_losses_are_of_what_is_released(
-    phi: LanguageModel, wording: ResponseTemplate, method: str
+    phi: LanguageModel, prompt_template: PromptTemplate, method: str
 ) -> None:
     model = with_tokenizer(phi, lower_case)
     assert model.decode(model.encode("It Was")) != "It Was"
-    for row in written(model, tokenise_template(model, wording), method).itertuples():
+    for row in written(model, tokenise_template(model, prompt_template), method).itertuples():
         assert row.token_ids == model.encode(str(row.text))
         assert np.isfinite(row.matching_loss)
 
@@ -204,7 +205,7 @@ class WithOddSpecials:
 
 
 def test_a_tokenizer_whose_special_tokens_change_the_text_is_refused(phi: LanguageModel) -> None:
-    with pytest.raises(InputError, match="splits a text otherwise where it adds special tokens"):
+    with pytest.raises(InputError, match="splits a text differently with special tokens"):
         _ = LanguageModel(phi.model, WithOddSpecials()).prefix_ids
 
 
@@ -242,10 +243,10 @@ def short(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def test_texts_longer_than_the_models_window_are_refused_before_anything_is_read(
-    short: LanguageModel, wording: ResponseTemplate
+    short: LanguageModel, prompt_template: PromptTemplate
 ) -> None:
     def tokenised(max_text_tokens: int) -> TokenisedTemplate:
-        return tokenise_template(short, wording.model_copy(update={"max_text_tokens": max_text_tokens}))
+        return tokenise_template(short, prompt_template.model_copy(update={"max_text_tokens": max_text_tokens}))
 
     with pytest.raises(InputError, match=r"^template\.max_text_tokens: .* has 24 positions; shorten") as caught:
         tokenised(64)
@@ -256,14 +257,16 @@ def test_texts_longer_than_the_models_window_are_refused_before_anything_is_read
     assert target_sums(short, tokenised(fits), data, HEAD, 1.0, None).values[0].isfinite().all()
 
 
-def test_instructions_and_exemplars_have_to_fit_too(short: LanguageModel, wording: ResponseTemplate) -> None:
-    template = tokenise_template(short, wording.model_copy(update={"max_text_tokens": 8}))
+def test_instructions_and_exemplars_have_to_fit_too(short: LanguageModel, prompt_template: PromptTemplate) -> None:
+    template = tokenise_template(short, prompt_template.model_copy(update={"max_text_tokens": 8}))
     with pytest.raises(InputError, match=r"^generation\.text_tokens: an instruction with a text of 4 tokens"):
         written(short, template, words="a day " * 12)
     with pytest.raises(InputError, match=r"^target_gradient\.public_text_tokens: an instruction with a text"):
         public_texts(short, template, {0: "a day " * 12, 1: "a day"}, SPACE)
     with pytest.raises(InputError, match=r"^label_filter\.exemplars: a text after all exemplars takes"):
-        judged(short, wording.model_copy(update={"max_text_tokens": 8}), ["the soup"], exemplar="a day " * 12)
+        judged(
+            short, prompt_template.model_copy(update={"max_text_tokens": 8}), ["the soup"], exemplar="a day " * 12
+        )
 
 
 def test_an_instruction_without_tokens_is_refused(phi: LanguageModel) -> None:
@@ -271,7 +274,7 @@ def test_an_instruction_without_tokens_is_refused(phi: LanguageModel) -> None:
         tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
 
     with pytest.raises(InputError, match="the instruction ' ' has no tokens"):
-        Opening(with_tokenizer(phi, strip), " ")
+        PromptCache(with_tokenizer(phi, strip), " ")
 
 
 INJECTIONS = [
@@ -285,11 +288,11 @@ INJECTIONS = [
 
 
 def test_a_text_that_talks_to_the_model_changes_no_other_texts_label(
-    phi: LanguageModel, wording: ResponseTemplate
+    phi: LanguageModel, prompt_template: PromptTemplate
 ) -> None:
     """It may get itself past the filter, as it might by being a good text, and nothing more."""
     ordinary = ["the soup was warm", "a quiet room", "rude staff and cold coffee"]
-    alone, among = judged(phi, wording, ordinary), judged(phi, wording, [*INJECTIONS, *ordinary])
+    alone, among = judged(phi, prompt_template, ordinary), judged(phi, prompt_template, [*INJECTIONS, *ordinary])
     others = among.iloc[len(INJECTIONS) :]
     assert others["predicted"].tolist() == alone["predicted"].tolist()
     np.testing.assert_allclose(others["probability"], alone["probability"], atol=1e-12)

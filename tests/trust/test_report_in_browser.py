@@ -1,4 +1,4 @@
-"""A report whose texts are scripts, opened in a browser: they are read, not run, with its policy and without."""
+"""A report with scripts as texts, opened in a browser: none is run, with the page's policy and without."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.test_release import SENTIMENT, run_record, texts_of
-from tests.core.test_report import in_browser, report
-from tests.pipeline.browser import needs_chromium
+from tests.e2e.browser import needs_chromium
+from tests.unit.outputs.test_release import SENTIMENT, run_record, texts_of
+from tests.unit.outputs.test_report import in_browser, report
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -29,7 +29,7 @@ STRANGE = "script, img, iframe, object, embed, form, input, [onload], [onerror],
 
 
 def looked_at(folder: Path, html: str) -> dict[str, object]:
-    """Whether a script ran, what elements are there that could run one, and whether all payloads can be read."""
+    """Return whether a script ran, the number of elements that could run one, and of payloads that are missing."""
     folder.mkdir()
     text = "page.document.body.innerText"
     found = {
@@ -38,7 +38,7 @@ def looked_at(folder: Path, html: str) -> dict[str, object]:
         "unreadable": f"{json.dumps(PAYLOADS)}.filter(payload => !{text}.includes(payload)).length",
     }
     script = f"JSON.stringify({{{', '.join(f'{name}: {value}' for name, value in found.items())}}})"
-    # Within a script element, "</script>" would end it, wherever it is.
+    # "</script>" would end a script element even within a string.
     return json.loads(in_browser(folder, html, 1280, script.replace("</", "<\\/")))
 
 
@@ -52,5 +52,5 @@ def test_scripts_in_texts_are_read_and_not_run(tmp_path: Path) -> None:
     assert looked_at(tmp_path / "with", html) == inert
     assert looked_at(tmp_path / "without", html.replace(policy.group(), "")) == inert
     raw = html.replace(policy.group(), "").replace("<h1", f"{PAYLOADS[0]}<h1", 1)
-    assert looked_at(tmp_path / "raw", raw)["executed"] == 1  # this is how it would be seen
+    assert looked_at(tmp_path / "raw", raw)["executed"] == 1  # the check sees an executed script
     assert looked_at(tmp_path / "policy", html.replace("<h1", f"{PAYLOADS[0]}<h1", 1))["executed"] == 0

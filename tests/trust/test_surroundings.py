@@ -26,8 +26,8 @@ import pytest
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from gradmm_core.model_reference import ModelReference
-from tests.pipeline.conftest import tiny_recipe_values
+from gradmm.lm.model_reference import ModelReference
+from tests.flows.conftest import tiny_recipe_values
 from tests.trust.network import refused, refusing_network
 from tests.trust.planted_faults import HUB, READERS
 

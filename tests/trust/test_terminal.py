@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli import main
+from gradmm.deployments.cli.main import main
 from tests.trust.network import refused, refusing_network
 
 HOSTILE = "[/red][bold]x[/]\x1b[2J\x9b1m\u202eabc\x07"
@@ -65,7 +65,7 @@ def test_who_works_at_a_terminal_is_not_reported_to_anyone(tmp_path: Path) -> No
     """Prefect would tell its makers of a first import on a terminal, unless it has a server that forbids it."""
     environment = refusing_network(tmp_path / "attempts") | {"PREFECT_HOME": str(tmp_path / "home")}
     terminal, end = os.openpty()
-    command = [sys.executable, "-m", "deployments.cli", "notify", "nothing"]
+    command = [sys.executable, "-m", "gradmm.deployments.cli.main", "notify", "nothing"]
     subprocess.run(
         command, cwd=tmp_path, env=environment, stdin=end, stdout=end, stderr=end, timeout=100, check=False
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradmm_core.errors import InputError
+from gradmm.errors import InputError
 
 #: Characters of the longest line that is still one to read.
 LONGEST_LINE = 2000

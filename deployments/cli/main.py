@@ -1,0 +1,366 @@
+"""The command `gradmm`. Commands import heavy libraries themselves, so that help and errors come at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from gradmm.deployments.cli.options import (
+    DEFAULT_ROOT,
+    Changes,
+    Json,
+    Quiet,
+    RecipeName,
+    Root,
+    RunName,
+    Verbose,
+)
+from gradmm.deployments.cli.study_commands import studies
+from gradmm.deployments.cli.terminal import Terminal, print_json
+from gradmm.deployments.recipe_files import preset_description, preset_names, recipe_names
+from gradmm.errors import InputError, RedactedError, ServerGone
+from gradmm.flows.runtime.stopping import stopped_by_signals
+from gradmm.storage.location import Location, reach, read_bytes
+
+EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 0, 1, 2, 130, 141
+
+#: Errors of the operating system that the user can resolve.
+ENVIRONMENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+RUNNING = Group("Make synthetic texts", sort_key=1)
+RESULTS = Group("Inspect finished runs", sort_key=2)
+SERVING = Group("Run as a service", sort_key=4)
+
+
+app = App(
+    name="gradmm",
+    help="Private labelled text in, synthetic training text out. Start with `gradmm run demo`.",
+    help_format="plaintext",
+    version=lambda: version("gradmm"),
+    console=Terminal(),
+    default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
+    print_error=False,
+    exit_on_error=False,
+    group_commands=Group("Other", sort_key=5),
+)
+app.command(studies, name="*")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Returns:
+        0; 1 for a bug of ours or a failed audit; 2 for an error that the user can resolve, said in one line; 130
+        after Ctrl-C; 141 when the reader of the output has closed the pipe, as if SIGPIPE had ended the process.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Opt out of the usage reports that Prefect and the hub's library send otherwise.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    try:
+        with stopped_by_signals(), _for_the_owner_only():
+            command, bound, unparsed = app.parse_args(words)
+            status = command(*bound.args, **bound.kwargs, **dict.fromkeys(unparsed, words))
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        return EXIT_PIPE_CLOSED
+    except (CycloptsError, InputError) as error:
+        print(f"gradmm: {_one_line(error, words)}", file=sys.stderr)
+        if isinstance(error, ServerGone):
+            _end_at_once(EXIT_USAGE)
+        return EXIT_USAGE
+    except OSError as error:
+        if error.errno not in ENVIRONMENT_ERRORS:
+            raise
+        fix = "finished stages are kept: make room or change the permissions, and run again"
+        print(f"gradmm: {InputError(str(error.strerror), str(error.filename or 'disk'), fix)}", file=sys.stderr)
+        return EXIT_USAGE
+    except RedactedError as error:
+        print(f"gradmm: {error}", file=sys.stderr)
+        return EXIT_BUG
+    except KeyboardInterrupt:
+        print("gradmm: stopped; finished stages and shards are kept, the same command resumes", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return status or (EXIT_OK if words else EXIT_USAGE)
+
+
+@contextmanager
+def _for_the_owner_only() -> Iterator[None]:
+    """Let only the owner read new files, also those of the servers and workers started within."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _stdout_is_closed() -> bool:
+    """Return whether stdout is a pipe without a reader, as in `gradmm runs | head -1`; then discard the rest."""
+    pipe = select.poll()
+    pipe.register(sys.stdout, 0)  # a closed pipe is reported as POLLERR
+    closed = bool(pipe.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
+
+
+def _one_line(error: CycloptsError | InputError, words: Sequence[str]) -> InputError:
+    """Return an error with its options spelt as on the command line: `real_rows` as `--real-rows`."""
+    if isinstance(error, CycloptsError):
+        chain, error.command_chain = error.command_chain or (), None  # which the message would repeat
+        what, _, near = str(error).replace("Unused Tokens", "Unexpected arguments").partition(" Did you mean ")
+        fix = f"did you mean {near}" if near else f"see `{' '.join(('gradmm', *chain))} --help`"
+        return InputError(what[0].lower() + what[1:].rstrip("."), " ".join(chain) or "COMMAND", fix)
+    name, space, rest = error.where.partition(" ")
+    options = app.parse_commands(words)[1][-1].assemble_argument_collection()
+    spelt = {option.name.lstrip("-").replace("-", "_").lower(): option.name for option in options}
+    return InputError(error.what, f"{spelt.get(name, name)}{space}{rest}", error.fix)
+
+
+def _end_at_once(status: int) -> None:
+    """End the process without Python's cleanup, where Prefect retries its last requests for minutes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+@app.command(group=RUNNING)
+def run(
+    recipe: RecipeName,
+    /,
+    *,
+    changes: Changes = Changes(),
+    root: Root = DEFAULT_ROOT,
+    force: Annotated[tuple[str, ...], Parameter(metavar="STAGE")] = (),
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make and evaluate a recipe's synthetic texts on this machine.
+
+    Args:
+        force: Run this stage even if it is cached. Repeatable.
+    """
+    from gradmm.deployments.serving.local_run import local_run, progress_on_stderr
+    from gradmm.storage.artifacts import Root
+    from gradmm.tasks.runtime.registry import RUN_STAGES
+
+    loaded = changes.load(recipe)
+    unknown = sorted(set(force) - set(RUN_STAGES))
+    if unknown:
+        raise InputError(f"no stage {unknown[0]!r}", "force", f"choose from {', '.join(RUN_STAGES)}")
+    with local_run(root, verbose) as wait_for_server:
+        from gradmm.deployments.cli.history import find_run
+        from gradmm.deployments.cli.summary import print_summary
+        from gradmm.flows.distil import distil
+        from gradmm.outputs.record import RunRecord
+
+        wait_for_server()
+        blocks = {name: getattr(loaded, name) for name in type(loaded).model_fields}
+        with progress_on_stderr(quiet):
+            record: RunRecord = distil(**blocks, root=str(root), force=force)  # pyright: ignore
+    if json:
+        print_json(find_run(record.run_id, root))
+    elif quiet:
+        print(root / "runs" / record.run_id)
+    else:
+        print_summary(record, Root(path=root))
+
+
+@app.command(group=RUNNING)
+def privacy(
+    recipe: RecipeName, /, *, changes: Changes = Changes(), root: Root = DEFAULT_ROOT, json: Json = False
+) -> None:
+    """Show the releases from a recipe's data, the budget they spent, and whether it covers one more."""
+    from gradmm.deployments.cli.summary import print_privacy
+    from gradmm.privacy.ledger import Ledger
+
+    loaded = changes.load(recipe)
+    reach(root)
+    print_privacy(loaded, Ledger.of(root.resolve(), loaded.ledger), json)
+
+
+@app.command(group=RUNNING)
+def audit(recipe: RecipeName, /, *, changes: Changes = Changes()) -> int:
+    """Audit a recipe's noise mechanism with canaries. Reads no data."""
+    from gradmm.audit.canaries import audit_release
+    from gradmm.deployments.cli.summary import print_audit
+    from gradmm.privacy.release_plan import release_plan
+
+    loaded = changes.load(recipe)
+    plan = release_plan(loaded)
+    if plan.mechanism is None:
+        raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
+    result = audit_release(plan.mechanism, plan.norms, loaded.mechanism_audit, loaded.seed)
+    print_audit(result, plan.mechanism)
+    return EXIT_OK if result.passes else EXIT_BUG
+
+
+@app.command(group=RUNNING)
+def recipes(
+    *, show: Annotated[str | None, Parameter(metavar="RECIPE")] = None, changes: Changes = Changes()
+) -> None:
+    """List the recipes and presets that come with gradmm.
+
+    Args:
+        show: Print all settings of this recipe instead.
+    """
+    import yaml
+
+    if show:
+        settings = changes.load(show).model_dump(mode="json")
+        print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+        return
+    if changes != Changes():
+        raise InputError("no recipe to change", "preset" if changes.preset else "set", "add --show RECIPE")
+    for name in recipe_names():
+        print(f"{name:20} {changes.load(name).description}")
+    print("\npresets, for --preset:")
+    for name in preset_names():
+        print(f"{name:20} {preset_description(name)}")
+
+
+@app.command(group=RESULTS)
+def runs(*, root: Root = DEFAULT_ROOT, json: Json = False) -> None:
+    """List finished runs, newest first."""
+    from gradmm.deployments.cli.history import print_runs
+
+    print_runs(root, json)
+
+
+@app.command(group=RESULTS)
+def diff(run: RunName, other: RunName, /, *, root: Root = DEFAULT_ROOT, json: Json = False) -> None:
+    """Compare two runs: settings, data, code, libraries, results."""
+    from gradmm.deployments.cli.history import find_run, print_differences
+
+    print_differences(find_run(run, root), find_run(other, root), json)
+
+
+@app.command(group=RESULTS)
+def report(run: RunName, /, *, open: bool = False, root: Root = DEFAULT_ROOT) -> None:
+    """Print the path of a run's report.
+
+    Args:
+        open: Open the report in a browser too.
+    """
+    import webbrowser
+
+    from gradmm.deployments.cli.history import find_run
+
+    file = find_run(run, root).report.resolve()
+    if not file.is_file():
+        raise InputError("is missing", str(file), "run the recipe again: cached stages take seconds")
+    print(file)
+    if open and not webbrowser.open(_local_copy(file).as_uri()):
+        raise InputError("no browser was found", "open", "open the file yourself")
+
+
+def _local_copy(report: Location) -> Path:
+    """Return a report that a browser can open: the file, or a copy in a folder that only the user can read."""
+    if isinstance(report, Path):
+        return report
+    copy = Path(tempfile.mkdtemp(prefix="gradmm-")) / report.name
+    copy.write_bytes(read_bytes(report))
+    return copy
+
+
+@app.command(group=RESULTS)
+def clean(*, root: Root = DEFAULT_ROOT, keep_days: float = 7, dry_run: bool = False) -> None:
+    """Remove files that no run, release or ledger refers to.
+
+    Args:
+        keep_days: Keep files of the last days, which unfinished runs may need.
+        dry_run: List the files, and remove none.
+    """
+    from gradmm.deployments.cli.clean import clean
+
+    clean(root, keep_days, dry_run)
+
+
+@app.command(group=RESULTS)
+def publish(
+    run: RunName,
+    /,
+    *,
+    repo: Annotated[str, Parameter(metavar="OWNER/NAME")],
+    public: bool = False,
+    without_guarantee: bool = False,
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Upload a run's release to the Hugging Face hub.
+
+    Args:
+        repo: Data set repository.
+        public: Let everybody see the repository, if it is a new one. Default: only its owner.
+        without_guarantee: Publish a release that has no epsilon.
+    """
+    from gradmm.deployments.cli.history import find_run
+    from gradmm.outputs.publish import publish_release
+
+    folder = find_run(run, root).folder / "release"
+    print(publish_release(folder, repo, private=not public, without_guarantee=without_guarantee))
+
+
+@app.command(group=SERVING)
+def serve(
+    recipes: tuple[RecipeName, ...] = (),
+    /,
+    *,
+    folder: Annotated[Path | None, Parameter("--recipes", metavar="DIR")] = None,
+    cron: str | None = None,
+    limit: int = 1,
+    port: int | None = None,
+    changes: Changes = Changes(),
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Serve recipes as Prefect deployments, with a Prefect server if none is running.
+
+    Args:
+        recipes: Recipes to serve. Default: all that come with gradmm.
+        folder: Serve the recipes of this folder too.
+        cron: Schedule of every recipe, in UTC: '0 6 * * *'.
+        limit: Concurrent runs.
+        port: Port of the local server. Default: 4200.
+    """
+    from gradmm.deployments.serving.serve import recipes_to_serve, serve
+    from gradmm.storage.artifacts import Root
+
+    if limit < 1:
+        raise InputError("no run could ever start", "limit", "give at least 1")
+    served = recipes_to_serve(recipes, folder, changes.load)
+    Root(path=root).prepare()
+    serve(served, root, cron=cron, limit=limit, port=port)
+
+
+@app.command(group=SERVING)
+def notify(recipe: str, /) -> None:
+    """Report that a served recipe's data have changed, which starts a run.
+
+    Args:
+        recipe: Name of a recipe that is being served.
+    """
+    from gradmm.deployments.serving.notify import notify
+
+    notify(recipe)
+    print(f"gradmm/{recipe} starts in a few seconds, if it is being served")
+
+
+@app.command
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print a completion script. For bash: `source <(gradmm completion bash)`."""
+    print(app.generate_completion(shell=shell))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Summaries on a terminal: of a run, of a privacy budget, of an audit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from gradmm.config.recipe import Recipe
+from gradmm.deployments.cli.terminal import print_json, print_table
+from gradmm.errors import BudgetExhausted, printable
+from gradmm.outputs.descriptions import stage_result
+from gradmm.outputs.formatting import duration
+from gradmm.outputs.record import RunRecord
+from gradmm.privacy.ledger import Ledger, release_of
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.release_plan import release_plan
+from gradmm.storage.artifacts import Root
+
+if TYPE_CHECKING:
+    from gradmm.audit.mechanism_audit import MechanismAudit  # it imports scikit-learn
+
+
+def print_summary(record: RunRecord, root: Root) -> None:
+    """Print each stage's result, the guarantee, and the paths of the release folder and the report."""
+    table = Table(title=f"{record.recipe.name}: {record.run_id}", title_justify="left")
+    for heading in ("stage", "rows", "result", "time", "memory", ""):
+        table.add_column(heading, justify="right" if heading in ("rows", "time", "memory") else "left")
+    for stage in record.stages:
+        time, cached = ("", "cached") if stage.cached else (duration(stage.seconds), "")
+        result = printable(stage_result(stage, record.recipe))
+        table.add_row(stage.stage, str(stage.rows), result, time, stage.memory, cached)
+    table.add_section()
+    table.add_row("total", "", "", duration(record.seconds), "", "")
+    print_table(table)
+    folder = root.runs / record.run_id
+    print(record.guarantee.sentence)
+    print(f"dataset: {folder / 'release'}")
+    print(f"report:  {folder / 'report.html'}")
+
+
+def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None:
+    """Print the releases from a recipe's data, the budget they spent, and whether it covers one more."""
+    entries, plan, name = ledger.entries(), release_plan(recipe), printable(recipe.ledger)
+    mechanism, account = plan.mechanism, {"data": recipe.ledger, "ledger": str(ledger.file), "releases": entries}
+    if mechanism is not None:
+        planned = release_of(recipe.name, mechanism, plan.target)
+        budget = recipe.privacy.budget_epsilon or mechanism.epsilon
+        spent, refusal = ledger.spent(mechanism.delta, mechanism.adjacency), None
+        try:
+            ledger.check(planned, budget, mechanism.delta)
+        except BudgetExhausted as error:
+            refusal = str(error)
+        account |= {"spent_epsilon": spent, "budget_epsilon": budget, "next_release": planned, "refusal": refusal}
+    if as_json:
+        print_json(account)
+        return
+    table = Table(title=f"releases from {name}", title_justify="left")
+    for heading in ("time (UTC)", "recipe", "epsilon", "delta", "sigma", "C", "adjacency", "target", "artifact"):
+        table.add_column(heading)
+    for entry in entries:
+        release = entry.release
+        table.add_row(
+            f"{entry.time:%Y-%m-%d %H:%M}",
+            release.recipe,
+            f"{release.epsilon:g}",
+            f"{release.delta:.3g}",
+            f"{release.sigma:.4g}",
+            f"{release.clipping_norm:g}",
+            release.adjacency,
+            release.space,
+            entry.sha256[:12] if entry.sha256 else "unfinished",
+        )
+    if entries:
+        print_table(table)
+    else:
+        print(f"no private release from {name} yet")
+    print(f"ledger: {ledger.file}")
+    if mechanism is None:
+        print("the recipe has no privacy.epsilon: its runs are not private and spend no budget")
+        return
+    print(
+        f"spent: epsilon {spent:.4g} of {budget:g} at delta {mechanism.delta:.3g} ({mechanism.adjacency}), "
+        f"composed over {len(entries)} release{'' if len(entries) == 1 else 's'}"
+    )
+    cost = f"epsilon {planned.epsilon:g} with sigma {planned.sigma:.4g} ({planned.space})"
+    print(f"next release: {f'refused: {refusal}' if refusal else f'{cost} is within the budget'}")
+
+
+def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
+    """Print the epsilon that each test certified, beside the epsilon expected of a correct mechanism."""
+    tests = (audit.repeated_draws, audit.one_run)
+    table = Table(
+        title=f"audit of epsilon {mechanism.epsilon:g}, delta {mechanism.delta:.3g}", title_justify="left"
+    )
+    for heading in ("", *(test.test for test in tests)):
+        table.add_column(heading)
+    rows = {
+        "releases": [f"{2 * audit.repeated_draws.draws} (half with a canary)", "1"],
+        "canaries": [str(test.canaries) for test in tests],
+        "correct guesses": ["", f"{audit.one_run.correct} of {audit.one_run.guesses}"],
+        "lower bound on epsilon": [f"{test.certified_epsilon:.3f}" for test in tests],
+        "expected if correct": [f"{test.expected_certified_epsilon:.3f}" for test in tests],
+        "area under the ROC curve": [f"{test.auc:.3f}" for test in tests],
+        "TPR at 1% FPR": [f"{test.tpr_at_1_fpr:.2%}" for test in tests],
+        "TPR at 0.1% FPR": [f"{test.tpr_at_01_fpr:.2%}" for test in tests],
+    }
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    print_table(table)
+    print(
+        f"{'passed' if audit.passes else 'FAILED: the mechanism leaks more than it claims'} "
+        f"(confidence {audit.one_run.confidence:g} per test)"
+    )

@@ -1,0 +1,52 @@
+"""Running a flow in this process: its root, a Prefect server for this run alone, and progress on stderr."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gradmm.storage.location import Location
+
+
+@contextmanager
+def local_run(root: Location, verbose: bool) -> Iterator[Callable[[], None]]:
+    """Start a Prefect server while the caller imports its flow. Yields a function that waits for the server."""
+    from gradmm.storage.artifacts import Root
+
+    Root(path=root).prepare()  # first: Prefect takes seconds to start
+    _configure_prefect(verbose)
+
+    from gradmm.deployments.serving.prefect_server import server_of_one_run
+
+    with server_of_one_run() as server:
+        yield server.wait if server else lambda: None
+
+
+@contextmanager
+def progress_on_stderr(quiet: bool = False) -> Iterator[None]:
+    """Write gradmm's log to stderr in plain lines; if `quiet`, only its warnings.
+
+    The log does not propagate: the root logger has Prefect's console handler, which would repeat each line.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", datefmt="%H:%M:%S"))
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    log = logging.getLogger("gradmm")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
+
+
+def _configure_prefect(verbose: bool) -> None:
+    """Set Prefect's log level and startup patience. Prefect reads them on its first import."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

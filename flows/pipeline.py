@@ -1,0 +1,230 @@
+"""The stages from a recipe to its filtered synthetic texts, shared by all flows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradmm.config.recipe import Recipe
+from gradmm.flows.runtime.stage_runs import StageRuns
+from gradmm.flows.ui.artifacts import UiArtifacts
+from gradmm.generation.shards import plan_shards
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate
+from gradmm.privacy.release_plan import ReleasePlan, release_plan
+from gradmm.storage.artifacts import Root, StageArtifact
+from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, expected_cosines, preflight_lines
+from gradmm.tasks.category_balance import category_balance as category_balance_stage
+from gradmm.tasks.generation import generation as generation_stage
+from gradmm.tasks.generation import generation_shard
+from gradmm.tasks.label_filter import label_filter as label_filter_stage
+from gradmm.tasks.loss_selection import loss_selection as loss_selection_stage
+from gradmm.tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
+from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
+from gradmm.tasks.runtime.privacy_budget import check_charged, privacy_budget
+from gradmm.tasks.runtime.stage_task import RunContext
+from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
+from gradmm.tasks.target_space import target_space as target_space_stage
+
+logger = logging.getLogger("gradmm.flow")
+
+
+def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[str] = ()) -> StageRuns:
+    """Prepare to run the stages of a recipe.
+
+    Args:
+        user_recipe: the recipe before `demo_material` put in the demo's folders; it names the ledger.
+        force: stages to run again even if cached.
+    """
+    context = RunContext(
+        root=root,
+        recipe=recipe.name,
+        data=recipe.data,
+        labels=tuple(c.label for c in recipe.classes),
+        seed=recipe.seed,
+        device=recipe.model.device,
+        threads=recipe.execution.threads,
+        force=tuple(force),
+        budget_epsilon=recipe.privacy.budget_epsilon or recipe.privacy.epsilon,
+        ledger=user_recipe.ledger,
+    )
+    plan = release_plan(recipe)
+    return StageRuns(context, plan, UiArtifacts(recipe, plan, root))
+
+
+@dataclass(frozen=True)
+class TargetContext:
+    """The target of synthetic texts, and the inputs that it was computed from."""
+
+    model: ModelReference
+    prompt_template: PromptTemplate
+    plan: ReleasePlan
+    space: StageArtifact | None
+    data: DataReference
+    target: StageArtifact
+
+    @property
+    def matching_inputs(self) -> dict[str, Any]:
+        """Inputs shared by the stages that compare texts with the target."""
+        return {
+            "target": self.target,
+            "space": self.space,
+            "model": self.model,
+            "prompt_template": self.prompt_template,
+            "clipping_norm": self.plan.clipping_norm,
+            "matching": self.plan.target,
+        }
+
+
+def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | None = None) -> TargetContext:
+    """Compute the target. In a private run, audit the mechanism and charge the release to the ledger.
+
+    No earlier stage reads private data.
+
+    Args:
+        drawn: number of random train rows to use instead of all, and the seed that draws them. Not allowed in a
+            private run, because the draw depends on all rows.
+    """
+    context, plan = runs.context, runs.plan
+    model = model_fingerprint(recipe.model)
+    prompt_template = prompt_template_of(recipe)
+    space = public_space(runs, recipe, model, prompt_template)
+    public_inputs = {
+        "space": space,
+        "model": model,
+        "prompt_template": prompt_template,
+        "settings": plan.target,
+        "clipping_norm": plan.clipping_norm,
+        "mechanism": plan.mechanism,
+    }
+    if plan.charged:
+        privacy_budget(context, public_inputs)
+        runs.run(
+            mechanism_audit_stage,
+            mechanism=plan.mechanism,
+            probe_share=plan.target.probe_share,
+            settings=recipe.mechanism_audit,
+            seed=recipe.seed,
+        )
+    data = dataset_fingerprint(context)
+    if drawn:
+        assert plan.mechanism is None
+        data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
+    target = runs.run(target_gradient_stage, train=data.train, **public_inputs)
+    if plan.charged:
+        check_charged(context, target)
+    return TargetContext(model, prompt_template, plan, space, data, target)
+
+
+def synthetic_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
+    """Generate texts that match the target, and filter them."""
+    return filtered_texts(runs, recipe, target_context, generated_texts(runs, recipe, target_context))
+
+
+def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
+    """Generate texts that match the target, without filtering them."""
+    target = target_context.target
+    shards = plan_shards(list(runs.context.labels), recipe.generation.per_class, recipe.generation.shard_size)
+    categories = {c.label: c for c in recipe.classes}
+    return runs.run_sharded(
+        generation_shard,
+        generation_stage,
+        [
+            {
+                **target_context.matching_inputs,
+                "category": categories[shard.label],
+                "shard": shard,
+                "text_tokens": text_tokens(recipe, shard.label, target),
+                "records": class_records(recipe, shard.label, target),
+                "settings": recipe.generation,
+                "seed": recipe.seed,
+            }
+            for shard in shards
+        ],
+        recipe.execution,
+    )
+
+
+def filtered_texts(
+    runs: StageRuns, recipe: Recipe, target_context: TargetContext, generated: StageArtifact
+) -> StageArtifact:
+    """Apply all filters to generated texts. The result has the columns `kept` and `reason`."""
+    target = target_context.target
+    has_probe = target_context.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0
+    label_filtered = runs.run(
+        label_filter_stage,
+        texts=generated,
+        model=target_context.model,
+        prompt_template=target_context.prompt_template,
+        settings=recipe.label_filter,
+        target=target if has_probe else None,
+        space=target_context.space if has_probe else None,
+    )
+    selected = runs.run(
+        loss_selection_stage,
+        **target_context.matching_inputs,
+        texts=label_filtered,
+        records={label: class_records(recipe, label, target) for label in runs.context.labels},
+        loss=recipe.generation.loss,
+        probe_weight=recipe.generation.probe_weight,
+        settings=recipe.loss_selection,
+    )
+    return runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
+
+
+def public_space(
+    runs: StageRuns, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
+) -> StageArtifact | None:
+    """Compute the target space from public text, or return None if the target does not use one.
+
+    In a private run, log the expected cosines of the target, which need the space's figures.
+    """
+    plan = runs.plan
+    if not (plan.target.uses_public_text or plan.mechanism):
+        return None
+    space = runs.run(
+        target_space_stage,
+        model=model,
+        prompt_template=prompt_template,
+        instructions={c.label: c.instruction for c in recipe.classes},
+        settings=plan.target,
+        clipping_norm=plan.norms.gradient,
+    )
+    if plan.target.probe_share < recipe.target_gradient.probe_share:
+        logger.info("%s", TOO_NOISY_FOR_A_PROBE)
+    if plan.mechanism and plan.declared_records:
+        expected = expected_cosines(plan.mechanism, plan.norms, space.figures, plan.declared_records)
+        for line in preflight_lines(expected, recipe.class_names):
+            logger.info("%s", line)
+    return space if plan.target.uses_public_text else None
+
+
+def prompt_template_of(recipe: Recipe) -> PromptTemplate:
+    """Build the prompt template from the recipe's template and the verbalisers of its classes."""
+    return PromptTemplate(
+        suffix=recipe.template.suffix,
+        verbalisers={c.label: c.verbaliser for c in recipe.classes},
+        max_text_tokens=recipe.template.max_text_tokens,
+    )
+
+
+def text_tokens(recipe: Recipe, label: int, target: StageArtifact) -> int:
+    """Return n, the length of a class's texts: the recipe's, or the mean length of its real texts for "auto"."""
+    if recipe.generation.text_tokens == "auto":
+        return max(1, round(target.figures["text_tokens"][str(label)]))
+    return recipe.generation.text_tokens
+
+
+def class_records(recipe: Recipe, label: int, target: StageArtifact) -> float | None:
+    """Return the number of records of a class, or None unless texts match its mean gradient.
+
+    In a private run, the number is an equal share of the declared records.
+    """
+    if not recipe.target_gradient.centred or recipe.generation.matches == "difference":
+        return None
+    if recipe.privacy.epsilon is None:
+        return float(target.figures["records"][str(label)])
+    assert recipe.privacy.declared_records is not None  # `Recipe` requires it for generation.matches=mean
+    return recipe.privacy.declared_records / len(recipe.classes)

@@ -1,0 +1,167 @@
+"""Run a stage's shards in the flow's own process, or on the workers of one of Prefect's task runners.
+
+A shard is the same task with the same cache key under every runner. Results that a worker finished before it died
+are found again, and a run may resume with another runner.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from prefect import Task, get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
+from prefect.futures import PrefectFuture, as_completed
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
+
+from gradmm.config.settings import ExecutionSettings
+from gradmm.errors import InputError
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.stage_task import RunContext
+
+logger = logging.getLogger("gradmm.flow")
+
+#: Rounds of submission, after which shards whose workers died are given up.
+MAX_ATTEMPTS = 5
+
+
+def run_shards(
+    stage: Task[..., StageArtifact],
+    calls: Sequence[Mapping[str, Any]],
+    settings: ExecutionSettings,
+) -> Generator[tuple[int, State[StageArtifact]]]:
+    """Run a stage with the arguments of each call; yield the call's number and final state as they finish.
+
+    Must be closed by a caller that stops early: closing terminates the workers.
+
+    Raises:
+        RuntimeError: if shards are lost with their workers `MAX_ATTEMPTS` times.
+    """
+    if settings.runner == "in-process":
+        for number, arguments in enumerate(calls):
+            yield number, stage(return_state=True, **arguments)  # pyright: ignore[reportReturnType]
+        return
+    import torch  # imported here: it takes seconds, and a run in one process may find all its shards cached
+
+    # Ray and Dask give each worker one thread by default, which would change the last bits of results.
+    threads = torch.get_num_threads()
+    pending = {
+        number: {**arguments, "context": _with_threads(arguments["context"], threads)}
+        for number, arguments in enumerate(calls)
+    }
+    device = calls[0]["context"].device if calls else ""
+    for _ in range(MAX_ATTEMPTS):
+        with (
+            _workers_report_to_this_server(),
+            task_runner(settings) as runner,
+            _ray_gpu(settings, device),
+            _workers_terminated_on_error(),
+        ):
+            numbers = {runner.submit(stage, arguments): number for number, arguments in pending.items()}
+            for future in as_completed(list(numbers)):
+                state = _final_state(future)
+                if state:
+                    del pending[numbers[future]]
+                    yield numbers[future], state
+        if not pending:
+            return
+        logger.warning("%s: running %d shards again, lost with their workers", stage.name, len(pending))
+    raise RuntimeError(f"{stage.name}: {len(pending)} shards were lost with their workers {MAX_ATTEMPTS} times")
+
+
+def _with_threads(context: RunContext, threads: int) -> RunContext:
+    return context.model_copy(update={"threads": context.threads or threads})
+
+
+def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
+    """Return Prefect's task runner for `execution.runner`.
+
+    Raises:
+        InputError: if the runner's package is not installed.
+    """
+    if settings.runner == "processes":
+        import torch
+
+        workers = settings.workers or max(1, torch.cuda.device_count())
+        assigned = multiprocessing.get_context("spawn").Value("i", 0)
+        return ProcessPoolTaskRunner(max_workers=workers, initializer=_select_gpu, initargs=(assigned,))
+    local: dict[str, Any]
+    try:
+        if settings.runner == "ray":
+            from prefect_ray.task_runners import RayTaskRunner
+
+            local = {"num_cpus": settings.workers, "include_dashboard": False}
+            return RayTaskRunner(settings.address, init_kwargs=None if settings.address else local)
+        from prefect_dask.task_runners import DaskTaskRunner
+
+        # One task at a time per worker: torch's threads use the worker's cores.
+        local = {"n_workers": settings.workers, "threads_per_worker": 1, "dashboard_address": None}
+        return DaskTaskRunner(address=settings.address, cluster_kwargs=None if settings.address else local)
+    except ImportError as error:
+        raise InputError(
+            f"{error.name} is not installed",
+            f"execution.runner={settings.runner}",
+            f"pip install 'gradmm[{settings.runner}]'",
+        ) from error
+
+
+def _select_gpu(assigned: Any) -> None:
+    """Make "cuda" mean the next GPU in a new process of the pool.
+
+    Args:
+        assigned: shared count of processes that have selected a GPU.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        with assigned.get_lock():
+            torch.cuda.set_device(assigned.value % torch.cuda.device_count())
+            assigned.value += 1
+
+
+def _ray_gpu(settings: ExecutionSettings, device: str) -> AbstractContextManager[Any]:
+    """Request one GPU per task from Ray, which assigns none by default."""
+    import torch
+
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if settings.runner != "ray" or not on_gpu:
+        return nullcontext()
+    from prefect_ray.context import remote_options
+
+    return remote_options(num_gpus=1)
+
+
+@contextmanager
+def _workers_report_to_this_server() -> Iterator[None]:
+    """Pass the server's address to workers on this machine: the flow may have started a server of its own."""
+    with get_client(sync_client=True) as client:
+        api = str(client.api_url)
+    with temporary_settings({PREFECT_API_URL: api}):
+        yield
+
+
+@contextmanager
+def _workers_terminated_on_error() -> Iterator[None]:
+    """Terminate a pool's processes on any error: the pool would wait for their tasks, which take minutes."""
+    children_before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - children_before:
+            process.terminate()
+        raise
+
+
+def _final_state(future: PrefectFuture[StageArtifact]) -> State | None:
+    """Wait for a shard and return its final state, or None if its worker died."""
+    try:
+        future.wait()
+        state = future.state
+    except (ObjectNotFound, OSError, RuntimeError):  # a broken pool is a RuntimeError
+        return None
+    return state if state.is_final() and not state.is_crashed() else None

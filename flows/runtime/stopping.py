@@ -1,0 +1,44 @@
+"""Stopping on Ctrl-C, also where Python loses it.
+
+Python raises KeyboardInterrupt once, in whatever code is running. Code that suppresses exceptions, such as a
+destructor, loses it, and the run would continue.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_interrupted = threading.Event()
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM. SIGTERM's default leaves child servers running.
+
+    Only the main thread receives signals; in any other thread, do nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        _interrupted.clear()
+
+
+def raise_if_interrupted() -> None:
+    """Raise KeyboardInterrupt if a signal has arrived, whether or not it was raised then."""
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupted.set()
+    signal.default_int_handler(number, frame)

@@ -1,0 +1,279 @@
+"""The parts that all studies share: target context, arms, fine-tuning and the record.
+
+A study runs the stages of `gradmm.flows.pipeline` under the same cache keys, so it reuses the results of a run of
+the recipe. Every fine-tuning is a task of its own, so that a stopped study resumes where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import chain, islice
+
+from prefect import Task
+from prefect.artifacts import create_markdown_artifact
+
+from gradmm.config.recipe import Recipe
+from gradmm.data.examples import class_counts
+from gradmm.evaluation.arm import Arm
+from gradmm.flows.finetune_plan import Plan, Trial, repeating, searching
+from gradmm.flows.pipeline import TargetContext, filtered_texts, generated_texts, release_target, stage_runs
+from gradmm.flows.runtime.stage_runs import StageRuns
+from gradmm.flows.ui.artifacts import UiArtifacts, artifact_key, never_failing
+from gradmm.outputs.record import StageRecord, library_versions
+from gradmm.privacy.guarantee import Guarantee
+from gradmm.storage.artifacts import Root, StageArtifact
+from gradmm.storage.location import Location
+from gradmm.studies.arm_recipes import equal_draws, few_shot, rerank, with_epsilon, zero_shot
+from gradmm.studies.arms import ARMS, PRODUCT
+from gradmm.studies.pages import study_page, study_pictures
+from gradmm.studies.plans import all_texts
+from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
+from gradmm.tasks.finetune_eval import arm_eval
+from gradmm.tasks.runtime.inputs import demo_material
+from gradmm.tasks.runtime.privacy_budget import composed_guarantee
+from gradmm.tasks.studies.arm_measures import arm_measures
+from gradmm.tasks.studies.coresets import coresets
+
+logger = logging.getLogger("gradmm.flow")
+
+#: Texts per class of the trial generations of `rerank`: enough for a mean cost, as texts differ in length.
+TRIAL_TEXTS = 20
+
+#: The source of an arm's texts, by seed; None if they are random rows or there are none.
+Texts = Mapping[int, StageArtifact] | None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of the recipe with its target. Every seed generates its own texts.
+
+    Attributes:
+        runs: shows the stages of the first seed in Prefect's UI; `quiet` runs those of all others.
+    """
+
+    runs: StageRuns
+    quiet: StageRuns
+    recipe: Recipe
+    target_context: TargetContext
+    seeds: tuple[int, ...]
+
+    @cached_property
+    def generated(self) -> dict[int, StageArtifact]:
+        """The texts before all filters, by seed."""
+        return {seed: generated_texts(*self._seeded(seed), self.target_context) for seed in self.seeds}
+
+    @cached_property
+    def texts(self) -> dict[int, StageArtifact]:
+        """The texts after all filters, by seed."""
+        return {
+            seed: filtered_texts(*self._seeded(seed), self.target_context, generated)
+            for seed, generated in self.generated.items()
+        }
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the variant's texts, composed with all earlier releases."""
+        return composed_guarantee(self.recipe.privacy, self.runs.plan, self.runs.context)
+
+    def _seeded(self, seed: int) -> tuple[StageRuns, Recipe]:
+        runs = self.runs if seed == self.seeds[0] else self.quiet
+        return runs, self.recipe.model_copy(update={"seed": seed})
+
+
+class Study:
+    """One study of a recipe under a root.
+
+    Args:
+        name: of the flow, and of the stage with the study's table.
+        requested: the recipe before the folders of the demo are filled in.
+        command: the command line, for the record.
+    """
+
+    def __init__(self, name: str, requested: Recipe, root: Location, command: Sequence[str]) -> None:
+        self._began, self._clock = datetime.now(UTC), time.perf_counter()
+        self.name, self.requested, self._command = name, requested, tuple(command)
+        self.root = Root(path=root.resolve())
+        self.root.prepare()
+        self.recipe = demo_material(requested, self.root)
+        self.size, self.seeds = all_texts(self.recipe), self.recipe.finetune_eval.seeds
+        self.runs = stage_runs(requested, self.recipe, self.root)
+        # Without UI pages: there are hundreds of fine-tunings, and the study's page has them all.
+        plan = self.runs.plan
+        self.quiet = StageRuns(self.runs.context, plan, _WithoutPages(self.recipe, plan, self.root))
+        self._parts = [self.runs, self.quiet]
+
+    @cached_property
+    def target_context(self) -> TargetContext:
+        """The target of the recipe itself."""
+        return release_target(self.runs, self.recipe)
+
+    @cached_property
+    def product(self) -> Variant:
+        """The recipe itself."""
+        return Variant(self.runs, self.quiet, self.recipe, self.target_context, self.seeds)
+
+    def variant(self, name: str, recipe: Recipe) -> Variant:
+        """Release the target of another recipe from the same data: one more release in a private run."""
+        runs = self._variant_runs(name, recipe)
+        return Variant(runs, self.quiet, recipe, release_target(runs, recipe), self.seeds)
+
+    def private(self, epsilon: float) -> Variant:
+        """Release the recipe's target under a guarantee."""
+        return self.variant(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon))
+
+    def from_rows(self, rows: int, seed: int) -> Variant:
+        """Compute the recipe's target from `rows` random train rows, drawn by the seed."""
+        target_context = release_target(self.quiet, self.recipe, (rows, seed))
+        return Variant(self.quiet, self.quiet, self.recipe, target_context, (seed,))
+
+    def arms(self, names: Iterable[str]) -> dict[Arm, Texts]:
+        """Make the texts of the named arms of `ARMS` and of the product's, in the order of `ARMS`."""
+        names = {*names, PRODUCT}
+        return {arm: self.texts(arm) for name, arm in ARMS.items() if name in names}
+
+    def texts(self, arm: Arm) -> Texts:
+        """Make the texts of one arm of `ARMS`, for the recipe's own target."""
+        if arm.name == PRODUCT:
+            return self.product.texts
+        if arm.source == "coreset":
+            # The largest selection that any size can need: other sizes select nothing anew.
+            per_class = self.recipe.loss_selection.per_class
+            selected = self.runs.run(coresets, **self.inputs("train"), per_class=per_class)
+            return dict.fromkeys(self.seeds, selected)
+        if arm.source in ("nothing", "train"):
+            return None
+        recipe = self._baseline(arm)
+        return Variant(
+            self._variant_runs(arm.name, recipe), self.quiet, recipe, self.target_context, self.seeds
+        ).texts
+
+    def _baseline(self, arm: Arm) -> Recipe:
+        """The recipe of an arm whose texts the model writes."""
+        if arm.name != "rerank":
+            return few_shot(self.recipe) if arm.name == "few-shot" else zero_shot(self.recipe)
+        costs = [self.product.generated[self.seeds[0]].figures["token_passes_per_text"]]
+        for draws in (1, 2):
+            trial = rerank(self.recipe, draws)
+            few = {"per_class": min(TRIAL_TEXTS, trial.generation.per_class)}
+            trial = trial.model_copy(update={"generation": trial.generation.model_copy(update=few)})
+            generated = generated_texts(self.quiet, trial, self.target_context)
+            costs.append(generated.figures["token_passes_per_text"])
+        draws = equal_draws(*costs)
+        logger.info("rerank chooses among %d texts, which cost as much as one of %s", draws, PRODUCT)
+        return rerank(self.recipe, draws)
+
+    def _variant_runs(self, name: str, recipe: Recipe) -> StageRuns:
+        """Runs the stages of a variant, with a name of its own in the UI, and the study's in the ledger."""
+        ui_name = "".join(letter if letter.isalnum() else "-" for letter in f"{recipe.name}-{name}".lower())
+        runs = stage_runs(self.requested, recipe.model_copy(update={"name": ui_name}), self.root)
+        runs.context = runs.context.model_copy(update={"recipe": self.recipe.name})
+        self._parts.append(runs)
+        return runs
+
+    def trials(
+        self, arms: Mapping[Arm, Texts], sizes: Sequence[int], context: TargetContext | None = None
+    ) -> Plan:
+        """Plan the fine-tunings of arms: for each arm and size, a trial per seed; for `before`, one trial.
+
+        Args:
+            context: with the model that is fine-tuned and its data; default, the recipe's.
+        """
+        return [
+            [
+                self.trial(context or self.target_context, arm, None if texts is None else texts[seed], size, seed)
+                for seed in (self.seeds if arm.source != "nothing" else self.seeds[:1])
+            ]
+            for arm, texts in arms.items()
+            for size in arm.sizes(sizes)
+        ]
+
+    def trial(self, context: TargetContext, arm: Arm, texts: StageArtifact | None, size: int, seed: int) -> Trial:
+        """Plan one fine-tuning on `size` texts."""
+        return Trial(context, arm, texts, class_counts(size, self.runs.context.labels), seed)
+
+    def evaluate(self, plans: Sequence[Plan]) -> list[list[StageArtifact]]:
+        """Fine-tune on all trials: for each plan, the evaluations of its trials.
+
+        The first seed of each arm and size tries all learning rates, and the others use its choice.
+        """
+        settings, execution = self.recipe.finetune_eval, self.recipe.execution
+        plan = [*chain.from_iterable(plans)]
+        searched = self.quiet.run_each(arm_eval, searching(plan, settings), execution)
+        rounds = repeating(plan, settings, searched)
+        repeated = iter(self.quiet.run_each(arm_eval, [*chain.from_iterable(rounds)], execution))
+        evaluated = iter([[one, *islice(repeated, len(rest))] for one, rest in zip(searched, rounds, strict=True)])
+        return [[*chain.from_iterable(islice(evaluated, len(part)))] for part in plans]
+
+    def measure(self, arms: Mapping[Arm, Texts], sizes: Sequence[int]) -> list[StageArtifact]:
+        """Measure the texts of every arm that has any."""
+        return [
+            self.quiet.run(
+                arm_measures,
+                arm=arm,
+                made=None if texts is None else [texts[seed] for seed in self.seeds],
+                sizes=arm.sizes(sizes),
+                seeds=list(self.seeds),
+                **self.inputs("train", "test"),
+            )
+            for arm, texts in arms.items()
+            if arm.source != "nothing"
+        ]
+
+    def inputs(self, *splits: str) -> dict[str, object]:
+        """Return the inputs that stages have in common: splits of the data, the model and the prompt template."""
+        context = self.target_context
+        data = {split: getattr(context.data, split) for split in splits}
+        return data | {"model": context.model, "prompt_template": context.prompt_template}
+
+    def finish(
+        self,
+        table: Task[..., StageArtifact],
+        arms: Iterable[Arm],
+        sizes: Sequence[int],
+        private: Mapping[Arm, Variant] | None = None,
+        /,
+        **inputs: object,
+    ) -> StudyRecord:
+        """Run the stage with the study's table on `inputs`, and write the record with its page and pictures.
+
+        Args:
+            private: the variants of the product's arm with a guarantee.
+        """
+        self.runs.run(table, **inputs)
+        recipe = self.recipe
+        record = StudyRecord(
+            run_id=f"{self._began:%Y%m%dT%H%M%SZ}-{recipe.name}-{self.name}",
+            recipe=self.requested,
+            plan=self.runs.plan,
+            guarantee=self.product.guarantee,
+            data=self.target_context.data.model_dump(mode="json"),
+            model=self.target_context.model.model_dump(mode="json"),
+            started=self._began,
+            seconds=time.perf_counter() - self._clock,
+            versions=library_versions(),
+            stages=[record for runs in self._parts for record in runs.records],
+            study=self.name,
+            command=self._command,
+            commit=source_commit(),
+            machine=machine(),
+            arms=tuple(arm.name for arm in arms),
+            sizes=tuple(sizes),
+            seeds=self.seeds,
+            guarantees={arm.name: variant.guarantee for arm, variant in (private or {}).items()},
+        )
+        page = study_page(record)
+        record = write_study(self.root, record, page, study_pictures(record))
+        with never_failing(f"the study {self.name}"):
+            key = artifact_key(recipe.name, self.name)
+            create_markdown_artifact(page, key=key, description=f"The tables of the study {self.name}")
+        return record
+
+
+class _WithoutPages(UiArtifacts):
+    def show_stage(self, records: Sequence[StageRecord]) -> None:
+        pass

@@ -1,0 +1,189 @@
+"""The Markdown pages of a stage and of a run; `gradmm.flows.ui.artifacts` publishes them in Prefect's UI."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from gradmm.config.recipe import Recipe
+from gradmm.flows.ui.markdown import Markdown, document, escaped, inert, table
+from gradmm.outputs.descriptions import (
+    accuracy_rows,
+    stage_figures,
+    stage_result,
+    stage_sentence,
+    stage_title,
+    verdict,
+)
+from gradmm.outputs.formatting import duration, number
+from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
+from gradmm.outputs.report import best_and_worst, read_line
+from gradmm.storage.location import Location
+from gradmm.tasks.runtime.registry import STUDY_STAGES
+
+TABLE_ROWS, SAMPLE_ROWS = 50, 8
+
+TEXT_COLUMNS = ("id", "text", "label", "label_name", "matching_loss", "log_perplexity")
+
+#: Stages whose figures are measured on private data. Their rows are never shown.
+PRIVATE = ("target_gradient", "arm_eval", "finetune_eval", "mia_audit", "memorisation", *STUDY_STAGES)
+
+PRIVATE_NOTE = "Measured on private data: do not publish."
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page and its summary, the line on the artifact's card. Both are Markdown."""
+
+    summary: str
+    markdown: str
+
+
+def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
+    """Return the page of a stage: result, figures, samples of its texts, and the location of its rows.
+
+    Args:
+        plot: Markdown.
+    """
+    result = escaped(stage_result(record, recipe))
+    parts = [
+        f"# {stage_title(record.stage)}",
+        escaped(stage_sentence(record.stage)),
+        f"**{result}**",
+        _computation(record),
+        PRIVATE_NOTE if record.stage in PRIVATE else "",
+        plot,
+        table(["figure", "value"], stage_figures(record, recipe)),
+        *_samples(record),
+        "## Rows",
+        f"To read the {number(record.rows)} rows, run `import pandas as pd` and:",
+        f"```python\n{read_line(record)}\n```",
+        table(["Parquet", record.path.name], [("folder", str(record.path.parent)), ("SHA-256", record.sha256)]),
+    ]
+    return Page(result, document(parts))
+
+
+def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mapping[str, str]) -> Page:
+    """Return the page of a run: verdict, accuracies, the best and the worst texts, stages and files.
+
+    Args:
+        folder: the run's folder.
+        texts: the rows that the last filter kept.
+        links: addresses of the stages' pages, relative to the page.
+    """
+    safe = run.guarantee.epsilon is not None and run.guarantee.safe
+    guarantee = f"epsilon {run.guarantee.epsilon:g}" if safe else "NO GUARANTEE"
+    evaluation = run.stage("finetune_eval")
+    best, worst = best_and_worst(texts)
+    parts = [
+        f"# {escaped(run.recipe.name)}: {len(texts)} texts",
+        "\n".join(f"- **{term}**: {escaped(value)}" for term, value in verdict(run)),
+        f"Run time {duration(run.seconds)}. {PRIVATE_NOTE}",
+        "## Accuracy",
+        table(
+            ["fine-tuned on", "best on validation", "best on test", "learning rate"],
+            accuracy_rows(evaluation.figures, run.recipe),
+        ),
+        f"## The {len(best)} best texts",
+        _text_table(best),
+        *([f"## The {len(worst)} worst texts", _text_table(worst)] if len(worst) else []),
+        "## Stages",
+        table(
+            ["stage", "time", "rows", "result"],
+            [
+                (
+                    _link(stage_title(stage.stage), links.get(stage.stage)),
+                    "cached" if stage.cached else duration(stage.seconds).replace(" ", "\N{NO-BREAK SPACE}"),
+                    number(stage.rows),
+                    stage_result(stage, run.recipe),
+                )
+                for stage in run.stages
+            ],
+        ),
+        "## Files",
+        table(
+            ["content", "location"],
+            [
+                ("release folder" if safe else "release folder, as private as the data", str(folder / "release")),
+                ("private report", str(folder / "report.html")),
+                ("all figures, private", str(folder / "run.json")),
+            ],
+        ),
+    ]
+    result = escaped(stage_result(evaluation, run.recipe))
+    return Page(f"{guarantee}, {len(texts)} texts: {result}", document(parts))
+
+
+def refusal_page(recipe: Recipe, refusal: Exception) -> Page:
+    """Return the page of a run that the privacy budget does not allow."""
+    parts = [
+        f"# {escaped(recipe.name)}: release refused",
+        f"**{escaped(str(refusal))}**",
+        "No noise was drawn and nothing was released. `gradmm privacy` with the recipe and its root lists the "
+        "releases so far and their composed epsilon.",
+    ]
+    return Page("privacy budget exhausted", document(parts))
+
+
+def sample_rows(texts: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return up to `TABLE_ROWS` rows as JSON values for a table artifact, alternating between classes."""
+    return [
+        {
+            "class": inert(row["label_name"]),
+            "matching loss": _rounded(row["matching_loss"], 4),
+            "log-perplexity": _rounded(row["log_perplexity"], 2),
+            "text": inert(row["text"]),
+        }
+        for row in _alternating(texts, TABLE_ROWS).to_dict("records")
+    ]
+
+
+def _link(title: str, address: str | None) -> Markdown:
+    return Markdown(f"[{title}]({address})" if address else title)
+
+
+def _computation(record: StageRecord) -> str:
+    if record.cached:
+        return "Found in the cache."
+    memory = f", peak memory {record.memory}" if record.memory else ""
+    return f"Computed in {duration(record.seconds)}{memory}."
+
+
+def _samples(record: StageRecord) -> list[str]:
+    """Return tables of some generated or kept texts and, for a filter, of some dropped ones."""
+    if record.stage == "generation":
+        return ["## Sample texts", _text_table(_alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
+    if record.stage not in FILTERS:
+        return []
+    rows = record.read([*TEXT_COLUMNS, "kept", "reason"])
+    kept, dropped = (_alternating(rows[rows["kept"] == is_kept], SAMPLE_ROWS) for is_kept in (True, False))
+    samples = ["## Sample of the texts left", _text_table(kept)]
+    if len(dropped):
+        samples += ["## Sample of the dropped texts", _text_table(dropped, reason=True)]
+    return samples
+
+
+def _text_table(rows: pd.DataFrame, reason: bool = False) -> str:
+    """Format a table of texts. The text is the last column because the UI cuts wide tables off."""
+    columns = {
+        "class": rows["label_name"],
+        "matching loss": rows["matching_loss"].map("{:.3f}".format),
+        "log-perplexity": rows["log_perplexity"].map("{:.2f}".format),
+        **({"reason": rows["reason"]} if reason else {}),
+        "text": rows["text"],
+    }
+    return table(list(columns), zip(*columns.values(), strict=True))
+
+
+def _alternating(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first rows, taking one of each class in turn: stages keep classes together."""
+    turn = rows.groupby("label").cumcount()
+    return rows.loc[turn.sort_values(kind="stable").index].head(count)
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    return round(float(value), digits) if math.isfinite(value) else None

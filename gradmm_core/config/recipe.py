@@ -1,0 +1,144 @@
+"""Recipe: the validated settings of one distillation, read from a YAML file."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from gradmm.config.settings import (
+    CategoryBalanceSettings,
+    ClassSettings,
+    DataSettings,
+    ExecutionSettings,
+    FinetuneEvalSettings,
+    GenerationSettings,
+    LabelFilterSettings,
+    LossSelectionSettings,
+    MechanismAuditSettings,
+    MiaAuditSettings,
+    ModelSettings,
+    PrivacySettings,
+    Seed,
+    Settings,
+    TargetGradientSettings,
+    TemplateSettings,
+)
+
+
+class Recipe(Settings):
+    """Settings of one distillation, one block per stage."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)]
+    description: str = ""
+    data: DataSettings
+    classes: Annotated[tuple[ClassSettings, ...], Field(min_length=2)]
+    template: TemplateSettings = TemplateSettings()
+    model: ModelSettings
+    privacy: PrivacySettings = PrivacySettings()
+    target_gradient: TargetGradientSettings = TargetGradientSettings()
+    generation: GenerationSettings = GenerationSettings()
+    label_filter: LabelFilterSettings = LabelFilterSettings()
+    loss_selection: LossSelectionSettings = LossSelectionSettings()
+    category_balance: CategoryBalanceSettings = CategoryBalanceSettings()
+    finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
+    mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
+    mia_audit: MiaAuditSettings = MiaAuditSettings()
+    seed: Seed = 0
+    execution: ExecutionSettings = ExecutionSettings()
+
+    @property
+    def class_names(self) -> dict[int, str]:
+        """Return the class names, keyed by label."""
+        return {c.label: c.name for c in self.classes}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        labels = [c.label for c in self.classes]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"classes: two classes share a label in {labels}")
+        if len({c.name for c in self.classes}) < len(labels):
+            raise ValueError("classes: two classes share a name")
+        if len({c.verbaliser for c in self.classes}) < len(labels):
+            raise ValueError("classes: two classes share a verbaliser")
+        unknown = {e.label for e in self.label_filter.exemplars} - set(labels)
+        if unknown:
+            raise ValueError(f"label_filter.exemplars: no class has the label {min(unknown)}")
+        if self.label_filter.enabled and not self.label_filter.exemplars:
+            raise ValueError("label_filter.exemplars: required by label_filter.enabled=true")
+        if self.mechanism_audit.guesses > self.mechanism_audit.canaries:
+            raise ValueError("mechanism_audit.guesses: exceeds mechanism_audit.canaries")
+        if self.loss_selection.per_class > self.generation.per_class:
+            raise ValueError("loss_selection.per_class: exceeds generation.per_class")
+        tokens, max_tokens = self.generation.text_tokens, self.template.max_text_tokens
+        if tokens != "auto" and tokens > max_tokens:
+            raise ValueError(f"generation.text_tokens: {tokens} exceeds template.max_text_tokens={max_tokens}")
+        search = self.generation.search
+        if search.rounds and search.draws < 2:
+            raise ValueError("generation.search.draws: the fluency term needs at least 2")
+        if self.data.path is None and self.data.hub is None:
+            raise ValueError("data: neither data.path nor data.hub is set")
+        if self.data.train_split in (self.data.validation_split, self.data.test_split):
+            raise ValueError("data.train_split: is also the validation or test split")
+        if self.target_gradient.matching == "full-gradient":
+            self._check_full_gradient()
+        by_mean = self.target_gradient.centred and self.generation.matches == "mean"
+        if self.generation.loss == "distance" and not by_mean:
+            raise ValueError(
+                "generation.loss: distance needs a mean gradient, so target_gradient.centred=true and "
+                "generation.matches=mean; or set cosine"
+            )
+        if self.privacy.epsilon is not None:
+            self._check_private()
+        return self
+
+    def _check_full_gradient(self) -> None:
+        if self.target_gradient.centred or self.target_gradient.space != "full":
+            raise ValueError("target_gradient.space: the full gradient requires space=full and centred=false")
+        if self.target_gradient.probe_share > 0:
+            raise ValueError("target_gradient.probe_share: the full gradient supports no probe; set 0")
+        if self.generation.method != "admm":
+            raise ValueError("generation.method: the full gradient has no closed form for search; set admm")
+        if self.loss_selection.by != "text":
+            raise ValueError("loss_selection.by: the full gradient has no closed form for sets; set text")
+
+    def _check_private(self) -> None:
+        if self.privacy.delta is None and self.privacy.declared_records is None:
+            raise ValueError("privacy: epsilon requires privacy.delta or privacy.declared_records")
+        if self.generation.text_tokens == "auto":
+            raise ValueError("generation.text_tokens: 'auto' reads the private texts; set a number")
+        if self.data.max_per_class is not None:
+            raise ValueError("data.max_per_class: adding a record could displace another; set null")
+        if self.target_gradient.matching == "full-gradient":
+            raise ValueError("target_gradient.matching: the full-gradient ablation is not private; set head")
+        uses_size = self.target_gradient.centred and self.generation.matches == "mean"
+        if uses_size and self.privacy.declared_records is None:
+            raise ValueError("privacy.declared_records: required by generation.matches=mean")
+        auto_probe = self.target_gradient.probe_share > 0 and self.target_gradient.probe_dimensions == "auto"
+        if auto_probe and self.privacy.declared_records is None:
+            raise ValueError("privacy.declared_records: required by target_gradient.probe_dimensions=auto")
+        if self.privacy.sampler == "discrete":
+            self._check_discrete()
+
+    def _check_discrete(self) -> None:
+        if self.target_gradient.space == "full":
+            raise ValueError("privacy.sampler: 'discrete' needs a small target space; set target_gradient.space")
+        if self.privacy.unsafe_noise_seed is not None:
+            raise ValueError("privacy.sampler: 'discrete' does not accept a seed")
+        if find_spec("opendp") is None:
+            raise ValueError("privacy.sampler: 'discrete' requires OpenDP; run `pip install opendp`")
+        if self.privacy.calibration == "paper":
+            raise ValueError("privacy.sampler: 'discrete' does not support calibration=paper")
+
+    @property
+    def ledger(self) -> str:
+        """Return the name of the privacy ledger: as set, or else the source of the data."""
+        if self.privacy.ledger:
+            return self.privacy.ledger
+        if self.data.path is None:
+            return "/".join(filter(None, [self.data.hub, self.data.hub_config]))
+        path = Path(os.path.expanduser(self.data.path))  # Path.expanduser raises for unknown users
+        return str(path.resolve() if os.path.exists(path) else path)

@@ -1,0 +1,384 @@
+"""Validated settings of every stage: the vocabulary of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # valid for the random generators of all libraries used
+MatchingLoss = Literal["cosine", "distance"]
+
+
+class Settings(BaseModel):
+    """One block of a recipe. Unknown keys are errors; values are immutable after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    #: Fields that affect execution but not the result. Cache keys exclude them.
+    runtime_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @field_validator("*")
+    @classmethod
+    def _reject_nul(cls, value: Any) -> Any:
+        """Refuse NUL, which is invalid in paths."""
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("a NUL character cannot be part of a setting")
+        return value
+
+    def key_fields(self) -> dict[str, Any]:
+        """Return the settings that determine the result, as JSON values for a cache key."""
+        return self.model_dump(mode="json", exclude=set(self.runtime_fields))
+
+
+class DataSettings(Settings):
+    """Source of the labelled texts: a hub data set, or local Parquet, CSV or JSONL files."""
+
+    hub: str | None = Field(default=None, description="Hub data set id; used if path is unset.")
+    hub_config: str | None = None
+    revision: str | None = Field(default=None, description="Branch, tag or commit of the hub data set.")
+    path: str | None = Field(
+        default=None,
+        description="Folder of <split>.parquet, .csv or .jsonl files, or of folders <split>/ with such files.",
+    )
+    text_column: str | None = Field(default=None, description="Default: 'text' or 'sentence', whichever exists.")
+    label_column: str = "label"
+    train_split: str = "train"
+    validation_split: str | None = Field(default=None, description="Default: held out from the train split.")
+    test_split: str = "test"
+    validation_rows: Count = Field(
+        default=1000, description="Rows held out from train if validation_split is unset."
+    )
+    drop_other_labels: bool = Field(
+        default=False, description="Drop rows with a label of no class. Default: raise an error."
+    )
+    min_words: Annotated[int, Field(ge=0)] = Field(default=0, description="Drop train rows with fewer words.")
+    max_per_class: Count | None = Field(
+        default=None, description="Random train rows used per class. Default: all."
+    )
+
+
+class ClassSettings(Settings):
+    """One class: its label in the data, name, verbaliser and instruction."""
+
+    label: Annotated[int, Field(ge=0)]
+    name: Annotated[str, Field(min_length=1)]
+    verbaliser: Annotated[str, Field(min_length=1, description="Includes the leading space.")]
+    instruction: Annotated[
+        str, Field(min_length=1, description="Public, hand-written prompt for texts of the class.")
+    ]
+
+
+class TemplateSettings(Settings):
+    """Template of an example: text + suffix + verbaliser."""
+
+    suffix: str = Field(default=" It was", description="Includes the leading space.")
+    max_text_tokens: Count = Field(default=128, description="Longer texts are truncated.")
+
+
+class ModelSettings(Settings):
+    """The causal language model: a local folder or a hub id."""
+
+    name: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0, ...")
+    trust_remote_code: bool = Field(default=False, description="Run Python code from the model's repository.")
+
+
+class PrivacySettings(Settings):
+    """Requested privacy guarantee. `epsilon: null` means none."""
+
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Default: declared_records ** -1.1, which is below 1 / declared_records.",
+    )
+    declared_records: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="Publicly declared size of the data set."
+    )
+    clipping_norm: Positive = 1.0
+    adjacency: Literal["add-or-remove", "replace"] = "add-or-remove"
+    calibration: Literal["analytic", "paper"] = "analytic"
+    sampler: Literal["floating-point", "discrete"] = Field(
+        default="floating-point",
+        description="'discrete' resists attacks on the low-order bits of the noise, at about 10% more noise.",
+    )
+    budget_epsilon: Positive | None = Field(
+        default=None,
+        description="Total epsilon of all releases from this data. Default: epsilon, enough for one release.",
+    )
+    ledger: str | None = Field(
+        default=None,
+        description="Name of the ledger that counts releases from this data. Default: the data's source.",
+    )
+    unsafe_noise_seed: int | None = Field(default=None, description="For tests only: voids the guarantee.")
+
+
+class TargetGradientSettings(Settings):
+    """Target gradient for the synthetic texts to match."""
+
+    runtime_fields = frozenset({"batch_size"})
+
+    batch_size: Count = 64
+    matching: Literal["head", "full-gradient"] = Field(
+        default="head",
+        description="Gradient of the output head (closed form) or of all parameters (slow ablation).",
+    )
+    space: Literal["full", "label-rows", "public-subspace"] = Field(
+        default="public-subspace",
+        description="The whole head (the paper), its rows for the response tokens, or these rows on the leading "
+        "directions of the hidden states of public text.",
+    )
+    subspace_dimensions: Count = Field(default=16, description="k: number of directions in 'public-subspace'.")
+    centred: bool = Field(
+        default=True,
+        description="Release the private gradient minus the gradient of public text from the model.",
+    )
+    probe_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.5,
+        description="Share of the squared clipping norm for a linear probe of the hidden states. Released with "
+        "the gradient, it scores how well a text represents its class. 0: no probe, as in the paper.",
+    )
+    probe_dimensions: Count | Literal["auto"] = Field(
+        default="auto",
+        description="Leading directions of public hidden states used by the probe. 'auto': as many as the noise "
+        "allows, given privacy.declared_records; no probe if these are too few.",
+    )
+    public_texts: Count = Field(default=1000, description="Public texts sampled from the model per class.")
+    public_text_tokens: Count = 25
+
+    @property
+    def directions(self) -> int | None:
+        """Return the dimensions of the probe, or None without one. 'auto' must be resolved first."""
+        if self.probe_share == 0:
+            return None
+        assert self.probe_dimensions != "auto"
+        return self.probe_dimensions
+
+    @property
+    def uses_public_text(self) -> bool:
+        """Return whether the target's space, its centre or the probe needs text sampled from the model."""
+        return self.centred or self.space == "public-subspace" or self.probe_share > 0
+
+
+class AdmmSettings(Settings):
+    """Algorithm 1 of the paper, with its defaults."""
+
+    rho: Positive = Field(
+        default=0.01,
+        description="Penalty weight. X moves from Z by about gradient / rho: a large rho leaves texts unchanged.",
+    )
+    iterations: Count = 30
+    inner_steps: Count = 50
+    learning_rate: Positive = 0.008
+    gradient_clip: Positive = Field(
+        default=1.0, description="Maximum norm of each example's gradient with respect to X."
+    )
+    initial_draws: Count = Field(default=5, description="Random token sequences to choose each initial text from.")
+    initial_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Initial gradient steps on the matching loss alone."
+    )
+    patience: Count | None = Field(
+        default=10,
+        description="Stop a text after this many iterations without a token change; null: never stop early.",
+    )
+    keep: Literal["best", "last"] = Field(default="best", description="'last' is the paper's choice.")
+
+
+class SearchSettings(Settings):
+    """Discrete search: sample texts from the instruction, then edit words to match better.
+
+    `rounds=0` reranks `draws` samples. With `draws=1` too, the sample is used unchanged.
+    """
+
+    draws: Count = Field(default=40, description="Texts sampled per example; the best one is edited.")
+    top_k: Count = Field(default=200, description="Number of most likely tokens to sample from.")
+    rounds: Annotated[int, Field(ge=0)] = Field(
+        default=5, description="Rounds of edits. Each keeps its best edit if it is an improvement."
+    )
+    edits: Count = Field(
+        default=32, description="One-word edits tried per round, proposed by the gradient of the loss."
+    )
+    whole_sentences: bool = Field(
+        default=True,
+        description="End texts at a sentence boundary. text_tokens is then the maximum, and at least half of it "
+        "is kept. Texts without a boundary rank last.",
+    )
+    fluency: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.1,
+        description="Weight of the log-perplexity above the draws' mean, in standard deviations of the draws.",
+    )
+
+
+class ProjectionSettings(Settings):
+    """Projection of embeddings onto readable tokens."""
+
+    rule: Literal["nearest-of-likely", "likeliest-of-near", "nearest"] = Field(
+        default="likeliest-of-near",
+        description="The paper's rule, its published code's (more fluent), and an ablation.",
+    )
+    candidates: Count = Field(default=200, description="k: number of candidate tokens.")
+    language: Literal["english", "any"] = Field(default="english", description="Tokens that count as words.")
+
+
+class GenerationSettings(Settings):
+    """Number, length and generation method of the texts."""
+
+    # per_class and text_tokens reach each shard as separate inputs.
+    runtime_fields = frozenset({"batch_size", "shard_size", "per_class", "text_tokens"})
+
+    method: Literal["search", "admm"] = Field(
+        default="search", description="Search over texts sampled from the model, or Algorithm 1 of the paper."
+    )
+    matches: Literal["mean", "difference"] = Field(
+        default="mean",
+        description="For a centred target: match the mean gradient derived from it, or the target itself.",
+    )
+    loss: MatchingLoss = Field(
+        default="distance",
+        description="Match the direction of the gradient (the paper), or its length too. 'distance' requires "
+        "target_gradient.centred and matches=mean.",
+    )
+    probe_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=1.0,
+        description="Weight of a nat of the probe's loss, in units of the matching loss. Used by method=search if "
+        "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
+    )
+    per_class: Count = 50
+    text_tokens: Count | Literal["auto"] = Field(
+        default=20,
+        description="'auto': the class's mean; not in private runs. whole_sentences may end sooner.",
+    )
+    admm: AdmmSettings = AdmmSettings()
+    search: SearchSettings = SearchSettings()
+    projection: ProjectionSettings = ProjectionSettings()
+    shard_size: Count = Field(default=25, description="Examples per shard. A crash loses unfinished shards.")
+    batch_size: Count = Field(default=100, description="Examples optimised together.")
+
+
+class Exemplar(Settings):
+    """A hand-written, public example for few-shot classification."""
+
+    text: Annotated[str, Field(min_length=1)]
+    label: int
+
+
+class LabelFilterSettings(Settings):
+    """Few-shot classification of the generated texts by the model, plus the probe if there is one."""
+
+    runtime_fields = frozenset({"batch_size"})
+
+    enabled: bool = True
+    calibrated: bool = Field(
+        default=True,
+        description="Batch calibration: remove the model's bias towards a class over all texts. Without it, as in "
+        "the paper, a weak model drops most texts of the other classes.",
+    )
+    exemplars: tuple[Exemplar, ...] = ()
+    batch_size: Count = 32
+
+
+class LossSelectionSettings(Settings):
+    """Selection of the texts whose gradients match best."""
+
+    per_class: Count = 50
+    by: Literal["text", "set"] = Field(
+        default="text",
+        description="Select texts that match best individually, or the set that matches best as a whole.",
+    )
+    near_duplicate: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5,
+        description="Drop a text if the Jaccard similarity of its word trigrams to a better one's exceeds this.",
+    )
+
+
+class CategoryBalanceSettings(Settings):
+    """Balancing of the mean matching loss across classes."""
+
+    enabled: bool = True
+    floor: Count = Field(default=10, description="Minimum number of texts per class.")
+
+
+class FinetuneEvalSettings(Settings):
+    """Fine-tuning on the synthetic texts, and on the same number of real ones."""
+
+    runtime_fields = frozenset({"eval_batch_size"})
+
+    steps: Count = 200
+    batch_size: Count = 16
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1e-5, 3e-5, 1e-4)
+    evaluate_every: Count = 50
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
+    max_validation_rows: Count | None = 500
+    max_test_rows: Count | None = None
+    eval_batch_size: Count = 64
+
+    @field_validator("learning_rates", "seeds")
+    @classmethod
+    def _reject_duplicates(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Refuse repeated values, which would count twice in a mean and narrow its interval."""
+        repeated = [value for number, value in enumerate(values) if value in values[:number]]
+        if repeated:
+            raise ValueError(f"{repeated[0]} is repeated")
+        return values
+
+
+class MechanismAuditSettings(Settings):
+    """Canary audit of the noise mechanism, run before any private data are read."""
+
+    draws: Annotated[int, Field(ge=10)] = Field(
+        default=100_000, description="Releases with the canary, and as many without."
+    )
+    canaries: Count = 500
+    guesses: Count = 100
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
+        default=0.999, description="Stop the run if the mechanism fails at this confidence."
+    )
+
+    def draws_of(self, sampler: str) -> int:
+        """Return the number of draws. The discrete sampler is about 50 times slower and gets 1/50."""
+        return max(10, self.draws // 50) if sampler == "discrete" else self.draws
+
+
+class MiaAuditSettings(Settings):
+    """Loss-threshold membership-inference attack of the paper."""
+
+    runs: Count = 10
+    threshold_records: Count = Field(
+        default=100, description="Members, and as many non-members, used to set the threshold."
+    )
+    test_records: Count = Field(default=100, description="Members, and as many non-members, under attack.")
+
+
+class ExecutionSettings(Settings):
+    """Execution of generation shards and fine-tuning. Excluded from results and releases."""
+
+    runtime_fields = frozenset({"runner", "workers", "address", "threads"})
+
+    runner: Literal["in-process", "processes", "ray", "dask"] = Field(
+        default="in-process",
+        description="Sequential in the run's process, one process per GPU, or Ray or Dask (optional extras).",
+    )
+    workers: Count | None = Field(
+        default=None, description="Parallel shards. Default: number of GPUs or of cluster workers."
+    )
+    address: str | None = Field(
+        default=None, description="Address of a Ray or Dask cluster. Default: a temporary one on this machine."
+    )
+    threads: Count | None = Field(
+        default=None,
+        description="torch threads per worker. May change the last bits of a result. Default: torch's own.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExecutionSettings:
+        if self.address and self.runner not in ("ray", "dask"):
+            raise ValueError(f"address: runner={self.runner} uses no cluster")
+        if self.address and self.workers:
+            raise ValueError("workers: determined by the cluster at the address")
+        if self.workers and self.runner == "in-process":
+            raise ValueError("workers: runner=in-process uses none")
+        return self

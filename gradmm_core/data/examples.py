@@ -1,0 +1,72 @@
+"""Tokenised examples of a data set, and random samples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gradmm.config.settings import FinetuneEvalSettings
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Token ids of texts, without the template's prefix and suffix, and their labels."""
+
+    texts: Sequence[list[int]]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, rows: Sequence[int]) -> Examples:
+        return Examples([self.texts[i] for i in rows], [self.labels[i] for i in rows])
+
+    def sample(self, max_rows: int | None, seed: int) -> Examples:
+        """Sample at most `max_rows` rows. Return all rows, in order, if there are no more."""
+        if max_rows is None or len(self) <= max_rows:
+            return self
+        return self.take(
+            torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:max_rows].tolist()
+        )
+
+    def sample_classes(self, counts: Mapping[int, int], seed: int) -> Examples:
+        """Sample `counts[label]` rows of each label, or all of them if there are fewer."""
+        return self.take(sample_class_rows(self.labels, counts, seed))
+
+
+def sample_class_rows(labels: Sequence[int], counts: Mapping[int, int], seed: int) -> list[int]:
+    """Sample `counts[label]` row numbers of each label, or all of them if there are fewer.
+
+    Samples are nested: with the same seed, a smaller sample is the beginning of a larger one.
+    """
+    left = dict(counts)
+    rows = []
+    for row in torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).tolist():
+        label = labels[row]
+        if left.get(label, 0) > 0:
+            left[label] -= 1
+            rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Validation and test examples for a fine-tuned model."""
+
+    validation: Examples
+    test: Examples
+
+    def limited(self, settings: FinetuneEvalSettings, seed: int) -> HeldOut:
+        """Sample each split down to the maximum in the settings."""
+        return HeldOut(
+            self.validation.sample(settings.max_validation_rows, seed),
+            self.test.sample(settings.max_test_rows, seed),
+        )
+
+
+def class_counts(size: int, labels: Sequence[int]) -> dict[int, int]:
+    """Divide `size` texts evenly among the classes; the first classes get the remainder, one each."""
+    each, remainder = divmod(size, len(labels))
+    return {label: each + (i < remainder) for i, label in enumerate(labels)}

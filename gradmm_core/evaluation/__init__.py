@@ -1,0 +1,6 @@
+"""Evaluation of texts by fine-tuning a model on them.
+
+- `arm`: one arm of a comparison, and the texts that it takes.
+- `finetune_eval`: fine-tuning, and accuracies on held-out rows.
+- `coresets`: herding and k-center selection of real rows.
+"""

@@ -1,0 +1,47 @@
+"""One arm of a comparison: the source of the texts that a fine-tuning uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from gradmm.filters.rows import kept_texts
+
+#: Total rows of the arm `real-1k`.
+REAL_1K = 1000
+
+Source = Literal["nothing", "synthetic", "written", "coreset", "train"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm by name. Texts of the sources `coreset` and `train` are rows of the private train split."""
+
+    name: str
+    source: Source
+
+    @property
+    def private_rows(self) -> bool:
+        """Whether the arm's texts are private records."""
+        return self.source in ("coreset", "train")
+
+    def sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes at which the arm is evaluated: `before` and `real-1k` have one fixed size each."""
+        return {"before": [0], "real-1k": [REAL_1K]}.get(self.name, list(sizes))
+
+
+def first_texts(texts: pd.DataFrame, arm: Arm, counts: Mapping[int, int]) -> pd.DataFrame:
+    """Select the first `counts[label]` texts of each class, or all of a class that has fewer.
+
+    Synthetic texts are taken by rank, all others in the order of writing. The result keeps the order of the rows.
+
+    Args:
+        texts: rows of the arm's last filter.
+    """
+    order = ["rank", "id"] if arm.source == "synthetic" else ["id"]
+    kept = kept_texts(texts)
+    place = kept.sort_values(order).groupby("label").cumcount()
+    return kept[place.reindex(kept.index) < kept["label"].map(counts)].reset_index(drop=True)

@@ -1,0 +1,56 @@
+"""Keep the texts of each class with the lowest matching loss and probe loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from gradmm.config.settings import LossSelectionSettings
+from gradmm.filters.subset_selection import TargetSet
+from gradmm.metrics.diversity import near_duplicates
+
+
+def select_by_loss(
+    texts: pd.DataFrame,
+    settings: LossSelectionSettings,
+    probe_weight: float = 0.0,
+    sets: Mapping[int, TargetSet] | None = None,
+) -> pd.DataFrame:
+    """Add the columns `rank` (within the class, 1 = lowest loss), `kept` and `reason` (GRADMM, section 4.3).
+
+    The loss is the matching loss plus, with a probe, `probe_weight` times the probe's loss. Duplicates of a better
+    text are dropped first: exact ones, up to case and white space, and near ones. Equal losses are ranked by id,
+    so that the choice does not depend on the order of rows.
+
+    Args:
+        sets: by label, for `by="set"`; each has a row for each text of the class, in the order of `texts`.
+    """
+    places = texts.groupby("label").cumcount()
+    losses = texts["matching_loss"] + probe_weight * texts["probe_loss"].fillna(0.0)
+    ordered = texts.assign(place=places, loss=losses).sort_values(["label", "loss", "id"], ignore_index=True)
+    duplicate = _repeats(ordered, settings.near_duplicate)
+    rank = ordered.groupby("label").cumcount() + 1
+    if settings.by == "set":
+        assert sets is not None
+        kept = pd.Series(False, index=ordered.index)
+        for label, of_class in ordered[~duplicate].groupby("label"):
+            chosen = sets[int(str(label))].choose(settings.per_class, among=of_class["place"].tolist())
+            kept[of_class.index[of_class["place"].isin(chosen)]] = True
+        why = "the set matches better without it"
+    else:
+        unique_rank = (~duplicate).groupby(ordered["label"]).cumsum()
+        kept = ~duplicate & (unique_rank <= settings.per_class)
+        why = "higher loss than the texts kept"
+    reason = pd.Series("", index=ordered.index)
+    reason[~kept] = why
+    reason[duplicate] = "duplicate"
+    return ordered.drop(columns=["place", "loss"]).assign(rank=rank, kept=kept, reason=reason)
+
+
+def _repeats(ordered: pd.DataFrame, share: float) -> pd.Series:
+    """Flag texts that duplicate, or nearly duplicate, a better text of their class."""
+    spelling = ordered["text"].str.casefold().str.split().str.join(" ")
+    exact = pd.DataFrame({"label": ordered["label"], "spelling": spelling}).duplicated()
+    near = spelling.groupby(ordered["label"]).transform(lambda of_class: near_duplicates(of_class.tolist(), share))
+    return exact | near.astype(bool)

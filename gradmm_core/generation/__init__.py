@@ -1,0 +1,11 @@
+"""Generation of one class's texts, whose gradients match the class's target.
+
+generation: generate the texts of one shard by the chosen method, and score them as released.
+search: generate by discrete search among texts that the model writes.
+admm: generate by Algorithm 1 of the paper.
+projection: the projection step of ADMM, from free embeddings to tokens.
+objectives: the matching loss of a batch of free embeddings.
+constraints: the constraints on a text, other than its loss.
+result: the texts and losses that a method returns.
+shards: the division of a class's examples into shards.
+"""

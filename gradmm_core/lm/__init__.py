@@ -1,0 +1,11 @@
+"""Language models and their prompts, vocabulary and scores.
+
+model_reference: identity of a model, without loading it.
+language_model: embeddings, body and head of a Hugging Face model.
+bfloat16_product, last_mlp: faster evaluation of the head and of the last layer.
+template, free_text: model inputs from token ids and from free embeddings.
+vocabulary, sentences: allowed tokens and sentence boundaries.
+prompt, sampling: continuation of a cached instruction, and public texts sampled from it.
+perplexity, classification: scores of texts.
+token_passes, memory: compute and memory used.
+"""

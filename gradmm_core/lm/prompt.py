@@ -1,0 +1,47 @@
+"""Prompt cache: an instruction, read once, that any number of texts continue."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradmm.errors import InputError
+from gradmm.lm.language_model import LanguageModel
+
+
+class PromptCache:
+    """Key-value cache of an instruction, to be continued token by token."""
+
+    def __init__(self, language_model: LanguageModel, instruction: str) -> None:
+        self._lm = language_model
+        self._ids = [*language_model.prefix_ids, *language_model.encode(instruction)]
+        if not self._ids:
+            raise InputError(f"the instruction {instruction!r} has no tokens", "classes", "write one with words")
+
+    def check_room(self, tokens: int, where: str) -> None:
+        """Raise an InputError if `tokens` tokens after the instruction exceed the model's positions."""
+        self._lm.check_fits(len(self._ids) + tokens, f"an instruction with a text of {tokens} tokens", where)
+
+    def begin(self, batch: int) -> tuple[Any, Float[Tensor, "batch hidden"]]:
+        """Return a new key-value cache for `batch` texts, and the hidden state that predicts the first token."""
+        cache, hidden = self._read
+        cache = copy.deepcopy(cache)
+        cache.batch_repeat_interleave(batch)
+        return cache, hidden.expand(batch, -1)
+
+    def append(self, cache: Any, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch hidden"]:
+        """Append one or more tokens to every text; return the hidden state that predicts the next."""
+        out = self._lm.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        return out.last_hidden_state[:, -1]
+
+    @cached_property
+    def _read(self) -> tuple[Any, Float[Tensor, "1 hidden"]]:
+        with torch.no_grad():
+            ids = torch.tensor([self._ids], device=self._lm.device)
+            out = self._lm.model.base_model(input_ids=ids, use_cache=True)
+        return out.past_key_values, out.last_hidden_state[:, -1]

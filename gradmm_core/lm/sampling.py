@@ -1,0 +1,51 @@
+"""Sampling of public texts: the model continues a public instruction, without access to private data."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt import PromptCache
+from gradmm.lm.vocabulary import AllowedTokens
+
+
+@torch.no_grad()
+def write_texts(
+    language_model: LanguageModel,
+    allowed: AllowedTokens,
+    prompt_cache: PromptCache,
+    uniforms: Float[np.ndarray, "count tokens"],
+    top_k: int = 200,
+    batch_size: int = 256,
+) -> Int[Tensor, "count tokens"]:
+    """Sample texts that continue a prompt, each token among the `top_k` likeliest allowed (temperature 1).
+
+    The first token is one that may start a text. Each token inverts its distribution function at one number, so
+    text i depends on `uniforms[i]` alone and is the same in any batch.
+
+    Args:
+        uniforms: numbers in [0, 1), one per token.
+    """
+    head = language_model.head[allowed.ids]
+    parts = []
+    for start in range(0, len(uniforms), batch_size):
+        drawn = torch.from_numpy(uniforms[start : start + batch_size])
+        text = allowed.ids.new_empty(len(drawn), 0)
+        cache, hidden = prompt_cache.begin(len(drawn))
+        for j in range(drawn.shape[1]):
+            if j > 0:
+                hidden = prompt_cache.append(cache, text[:, -1:])
+            logits = language_model.augment(hidden) @ head.mT
+            if j == 0:
+                logits = allowed.first_logits(logits)
+            likely = logits.topk(min(top_k, logits.shape[1]), dim=1)
+            # In float64 on the CPU, so that only the rounding of the logits depends on the device.
+            cumulative = likely.values.double().cpu().softmax(dim=1).cumsum(dim=1)
+            pick = torch.searchsorted(cumulative, drawn[:, j, None] * cumulative[:, -1:], right=True)
+            pick = pick.clamp_max(cumulative.shape[1] - 1).to(likely.indices.device)
+            text = torch.cat([text, allowed.ids[likely.indices.gather(1, pick)]], dim=1)
+        parts.append(text)
+    return torch.cat(parts)

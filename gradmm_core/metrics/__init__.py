@@ -1,0 +1,9 @@
+"""Statistics of text sets, repeated measurements and classifiers' scores.
+
+diversity: distinct-n, self-BLEU and near duplicates.
+text_figures: number, mean losses, perplexity and diversity of a table of texts.
+distribution: Fréchet distance, MMD and nearest neighbours of embeddings.
+intervals: means over seeds with Student intervals.
+roc: area under the ROC curve, and true positive rates at small false positive rates.
+text_figures: mean losses, perplexity and diversity of a table of texts.
+"""

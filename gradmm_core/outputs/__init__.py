@@ -1,0 +1,14 @@
+"""The outputs of a run: its record, the release folder, the private report and the plots.
+
+- `record`: the content of run.json.
+- `folder`: the folder of one run.
+- `release`: the release folder, a Hugging Face data set with its card.
+- `publish`: upload of a release folder to the Hugging Face hub.
+- `report`: the private HTML report.
+- `descriptions`: each stage's description, result and figures in plain text.
+- `formatting`: numbers as text.
+- `markdown`: escaped text and tables in Markdown.
+- `plots`: the plots of a run.
+- `plot_style`: the common look of all plots, SVG and PNG.
+- `housekeeping`: the files under a root that nothing refers to.
+"""

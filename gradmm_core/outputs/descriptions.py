@@ -1,0 +1,266 @@
+"""Purpose, result and figures of each stage in plain text.
+
+The terminal's summary, the pages in Prefect's UI and the report show them, each with its own escaping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradmm.config.recipe import Recipe
+from gradmm.outputs.formatting import number, percent, points
+from gradmm.outputs.record import RunRecord, StageRecord
+
+#: The purpose of each stage, in the order of a run; the stages of studies come last. README.md has the same lines.
+STAGES = {
+    "target_space": "derive a small space from text that the model writes",
+    "mechanism_audit": "test clipping and noise with canaries",
+    "target_gradient": "sum clipped per-example gradients and a linear probe's moments; in private runs add "
+    "Gaussian noise once",
+    "generation": "search for texts that match the gradient and suit the probe; or ADMM, as in the paper",
+    "label_filter": "drop texts classified otherwise by the model and the probe",
+    "loss_selection": "drop near duplicates; keep the best matches",
+    "category_balance": "trim classes that match worse",
+    "finetune_eval": "fine-tune on these texts and on as many real ones",
+    "mia_audit": "attack the fine-tuned model by membership inference",
+    "memorisation": "search the texts for copies of private rows",
+    "coresets": "select real rows by herding and k-center",
+    "arm_eval": "fine-tune on one arm, at one size and with one seed",
+    "arm_measures": "measure one arm's fluency, diversity and distance to real text",
+    "compare": "compare the accuracy of all arms",
+    "scarce": "compare texts generated from few real rows with these rows",
+    "transfer": "fine-tune other models on the same texts",
+    "ablate": "compare the recipe with variants that lack one part",
+    "epsilon": "compare the recipe's texts under several guarantees",
+    "distribution": "measure each arm's distance to real text, with intervals",
+    "gradient_path": "compare one arm's gradients with real ones along fine-tuning",
+    "gradients": "compare the gradient errors of all arms",
+    "bounds": "compare the theory's bounds with observed values",
+}
+
+#: Figures whose stored names are not plain words.
+FIGURE_NAMES = {
+    "distinct_2": "distinct bigrams",
+    "self_bleu": "self-BLEU",
+    "probe_trust": "probe shrinkage factor",
+    "target_trust": "target shrinkage factor",
+}
+
+MEMORISATION_MEASURES = {
+    "nearest": "similarity of the nearest record",
+    "longest_run": "longest common run in words",
+    "longest_substring": "longest common substring in characters",
+    "ngram_overlap": "share of 8-grams in common",
+}
+
+
+def stage_title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def stage_sentence(name: str) -> str:
+    """Return the purpose of a stage as a sentence."""
+    return f"{STAGES[name][:1].upper()}{STAGES[name][1:]}."
+
+
+def stage_result(record: StageRecord, recipe: Recipe) -> str:
+    """Return what a stage found, in one line.
+
+    Raises:
+        KeyError: if a figure is missing.
+    """
+    figures = record.figures
+    match record.stage:
+        case "target_space":
+            probe = figures["probe_dimensions"]
+            coordinates = f"{number(figures['coordinates'])} coordinates per class"
+            return f"{coordinates}, {probe} probe dimensions" if probe else coordinates
+        case "mechanism_audit":
+            return (
+                f"lower bound on epsilon {figures['certified_epsilon']:.2f} from {number(figures['draws'])} draws "
+                f"({figures['expected_certified_epsilon']:.2f} expected, {figures['claimed_epsilon']:g} claimed)"
+            )
+        case "target_gradient":
+            records = number(sum(figures["records"].values()))
+            parts = [f"{records} records", f"{percent(figures['clip_fraction'])} clipped"]
+            if "probe_trust" in figures:
+                parts.append(f"probe shrinkage factor {figures['probe_trust']:.2f}")
+            if figures["sigma"] is None:
+                return ", ".join([*parts, "no noise"])
+            cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
+            parts += [f"noise sigma {figures['sigma']:.3g}", f"cosine with the clean target {cosines}"]
+            return ", ".join(parts)
+        case "generation":
+            factors = [f"{factor:.2f}" for factor in figures["target_trust"].values() if factor is not None]
+            shrinkage = f"target shrinkage factor {', '.join(factors)}, " if factors else ""
+            passes = f"{figures['token_passes_per_text']:,.0f} token passes per text"
+            return f"{number(record.rows)} texts, {shrinkage}{_quality(figures)}, {passes}"
+        case "label_filter" | "loss_selection" | "category_balance":
+            left = f"{number(figures['kept'])} of {number(record.rows)} texts left"
+            return f"{left}, {_quality(figures)} ({_by_class(figures['kept_by_label'], recipe)})"
+        case "finetune_eval":
+            before = percent(figures["accuracy_before"])
+            synthetic, real = (_accuracy(figures, arm, recipe) for arm in ("synthetic", "real"))
+            return f"accuracy before {before}, on synthetic texts {synthetic}, on as many real texts {real}"
+        case "mia_audit":
+            spread = _spread(figures, "advantage", recipe.mia_audit.runs)
+            return (
+                f"advantage {points(figures['advantage'], spread)}, AUC {figures['auc']:.3f} "
+                f"({_attacked(figures)}; detectable with 80% power: {_detectable(figures)})"
+            )
+        case "memorisation":
+            copies, longest = (number(figures[n]) for n in ("copies_of_any_member", "longest_run_any_member_max"))
+            return f"{copies} copies of members, longest common run {longest} words"
+    return f"{number(record.rows)} rows"
+
+
+def stage_figures(record: StageRecord, recipe: Recipe) -> list[tuple[str, str]]:
+    """Return a stage's figures as terms and values.
+
+    Raises:
+        KeyError: if a figure is missing.
+    """
+    figures = record.figures
+    match record.stage:
+        case "finetune_eval":
+            before, *arms = accuracy_rows(figures, recipe)
+            return [
+                ("accuracy before fine-tuning", before[1]),
+                *((f"accuracy on {arm}", f"{honest} (best on test {best}), learning rate {rate}")
+                  for arm, honest, best, rate in arms),
+            ]  # fmt: skip
+        case "mia_audit":
+            runs, power = recipe.mia_audit.runs, figures["power"]
+            auc_spread = _spread(figures, "auc", runs)
+            no_false_positive = " (no false positive)" if figures["test_records"] < 1000 else ""
+            return [
+                ("advantage (TPR - FPR)", points(figures["advantage"], _spread(figures, "advantage", runs))),
+                (
+                    "area under the ROC curve",
+                    f"{figures['auc']:.3f}" + ("" if auc_spread is None else f" ± {auc_spread:.3f}"),
+                ),
+                ("TPR at 1% FPR", percent(figures["tpr_at_1_fpr"], _spread(figures, "tpr_at_1_fpr", runs))),
+                (
+                    f"TPR at 0.1% FPR{no_false_positive}",
+                    percent(figures["tpr_at_01_fpr"], _spread(figures, "tpr_at_01_fpr", runs)),
+                ),
+                ("records attacked", _attacked(figures)),
+                ("advantage detected with 80% power", _detectable(figures)),
+                (
+                    "power to detect the largest advantage under the guarantee",
+                    "no guarantee" if power is None else percent(power),
+                ),
+            ]
+        case "mechanism_audit":
+            return [
+                ("claimed epsilon", f"{figures['claimed_epsilon']:g}"),
+                ("confidence of each lower bound", percent(figures["confidence"])),
+                (
+                    f"lower bound from {number(figures['draws'])} draws with a canary and as many without",
+                    _lower_bound(figures, ""),
+                ),
+                ("lower bound from many canaries in one draw", _lower_bound(figures, "one_run_")),
+                ("area under the ROC curve", f"{figures['auc']:.3f}"),
+                ("TPR at 1% FPR", percent(figures["tpr_at_1_fpr"])),
+                ("TPR at 0.1% FPR", percent(figures["tpr_at_01_fpr"], digits=2)),
+            ]
+        case "memorisation":
+            return [
+                ("copies of members", number(figures["copies_of_any_member"])),
+                *((words, _both_sides(figures, measure)) for measure, words in MEMORISATION_MEASURES.items()),
+                ("texts nearer to a member than to a non-member", percent(figures["share_nearer_member"])),
+                ("p-value of a sign test", number(figures["sign_test_p"])),
+            ]
+    return [
+        (FIGURE_NAMES.get(name, name.replace("_", " ")), _value(value, recipe)) for name, value in figures.items()
+    ]
+
+
+def accuracy_rows(figures: Mapping[str, Any], recipe: Recipe) -> list[tuple[str, str, str, str]]:
+    """Return name, accuracy, accuracy of the checkpoint best on test, and learning rate of each arm.
+
+    The first row is the accuracy before fine-tuning. With several seeds, accuracies have a standard deviation.
+
+    Args:
+        figures: of the stage `finetune_eval`.
+    """
+    arms = [name.removeprefix("learning_rate_") for name in figures if name.startswith("learning_rate_")]
+    return [
+        ("nothing (before)", percent(figures["accuracy_before"]), "–", "–"),
+        *(
+            (
+                f"{arm} texts",
+                _accuracy(figures, arm, recipe),
+                _accuracy(figures, f"{arm}_best_on_test", recipe),
+                f"{figures[f'learning_rate_{arm}']:g}",
+            )
+            for arm in sorted(arms, key=lambda arm: arm != "synthetic")
+        ),
+    ]
+
+
+def verdict(run: RunRecord) -> list[tuple[str, str]]:
+    """Return the main results of a run as terms and values."""
+    kept = run.stage("category_balance").figures
+    generated = number(run.stage("generation").rows)
+    return [
+        ("texts", f"{number(kept['kept'])} left of {generated}: {_by_class(kept['kept_by_label'], run.recipe)}"),
+        ("fine-tuning", stage_result(run.stage("finetune_eval"), run.recipe)),
+        ("privacy", run.guarantee.sentence),
+        ("membership inference", stage_result(run.stage("mia_audit"), run.recipe)),
+    ]
+
+
+def _quality(figures: Mapping[str, Any]) -> str:
+    parts = [f"matching loss {figures['mean_matching_loss']:.3f}"]
+    if "set_matching_loss" in figures:
+        before = figures["set_matching_loss_before"]
+        parts.append(f"as a set {figures['set_matching_loss']:.3f} ({before:.3f} before)")
+    if "mean_probe_loss" in figures:
+        parts.append(f"probe loss {figures['mean_probe_loss']:.3f}")
+    return ", ".join([*parts, f"log-perplexity {figures['mean_log_perplexity']:.2f}"])
+
+
+def _accuracy(figures: Mapping[str, Any], name: str, recipe: Recipe) -> str:
+    spread = _spread(figures, f"accuracy_{name}", len(recipe.finetune_eval.seeds))
+    return percent(figures[f"accuracy_{name}"], spread)
+
+
+def _by_class(counts: Mapping[str, int], recipe: Recipe) -> str:
+    return ", ".join(f"{number(counts[str(label)])} {name}" for label, name in recipe.class_names.items())
+
+
+def _spread(figures: Mapping[str, Any], name: str, repeats: int) -> float | None:
+    """Return a figure's standard deviation; None for a single repeat."""
+    return figures[f"{name}_std"] if repeats > 1 else None
+
+
+def _attacked(figures: Mapping[str, Any]) -> str:
+    records = number(figures["test_records"])
+    return f"{records} members and {records} non-members"
+
+
+def _detectable(figures: Mapping[str, Any]) -> str:
+    advantage = figures["detectable_advantage"]
+    return "none" if advantage is None else f"{100 * advantage:.1f} points"
+
+
+def _lower_bound(figures: Mapping[str, Any], test: str) -> str:
+    expected = figures[f"{test}expected_certified_epsilon"]
+    return f"{figures[f'{test}certified_epsilon']:.3f} ({expected:.3f} expected of a correct mechanism)"
+
+
+def _both_sides(figures: Mapping[str, Any], measure: str) -> str:
+    return ", ".join(
+        f"{words} {number(figures[f'{measure}_{side}_mean'])} (max {number(figures[f'{measure}_{side}_max'])})"
+        for side, words in (("member", "members"), ("non_member", "non-members"))
+    )
+
+
+def _value(value: Any, recipe: Recipe) -> str:
+    """Format a figure, or one per label with class names as keys."""
+    if not isinstance(value, dict):
+        return number(value)
+    names = {str(label): name for label, name in recipe.class_names.items()}
+    return ", ".join(f"{names.get(key, key)} {number(each)}" for key, each in value.items())

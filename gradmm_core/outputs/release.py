@@ -1,0 +1,271 @@
+"""The release folder, which may be published: synthetic texts, their guarantee and a description of their making.
+
+It is a Hugging Face data set, and depends on the noisy target and on public settings only. The figures of a run's
+stages (accuracy, audits, record counts) are measured on private data and are not read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import jinja2
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from markupsafe import Markup
+
+from gradmm.config.recipe import Recipe
+from gradmm.config.settings import TargetGradientSettings
+from gradmm.outputs.markdown import escape_markdown
+from gradmm.outputs.record import RunRecord
+from gradmm.privacy.guarantee import Guarantee
+from gradmm.storage.artifacts import publish
+from gradmm.storage.atomic import temporary_folder
+from gradmm.storage.location import Location, create
+
+TRAIN_FILE = "data/train-00000-of-00001.parquet"
+
+#: The exact content of a release folder.
+RELEASE_FILES = frozenset({"README.md", TRAIN_FILE, "privacy.json", "recipe.yaml"})
+
+#: Example texts per class on the card.
+SHOWN_PER_CLASS = 3
+
+#: The hub's size categories: upper bound and name.
+SIZE_CATEGORIES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M")]
+
+
+def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Location:
+    """Write the release folder atomically. The same run and texts give the same bytes.
+
+    For an object store the folder is made and checked locally, then copied object by object.
+
+    Args:
+        texts: the rows that the last filter kept, with the columns `label`, `text`, `matching_loss` and
+            `log_perplexity`. The scores are computed from the noisy target, so they are post-processing.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        OSError: if `folder` exists and is not empty: a release is never overwritten.
+        ValueError: if the folder would contain anything but `RELEASE_FILES`.
+        KeyError: for a label that no class has.
+    """
+    contents = {
+        "README.md": _card(run, texts).encode(),
+        TRAIN_FILE: _train_parquet(run.recipe, texts),
+        "privacy.json": _privacy_json(run.guarantee).encode(),
+        "recipe.yaml": _recipe_yaml(run).encode(),
+    }
+    if isinstance(folder, Path):
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with temporary_folder(folder) as made:
+            _fill(made, contents)
+            os.replace(made, folder)
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            _fill(Path(made), contents)
+            for name in contents:
+                create(folder / name, (Path(made) / name).read_bytes())
+    return folder
+
+
+def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write the files of a release to an empty folder and check it."""
+    for name, content in contents.items():
+        publish(folder / name, content)
+    check_release(folder)
+
+
+def check_release(folder: Location) -> None:
+    """Check that a folder contains exactly `RELEASE_FILES`.
+
+    Raises:
+        ValueError: names the extra and the missing files.
+    """
+    found = folder.rglob("*")
+    entries = {entry.relative_to(folder).as_posix(): entry for entry in found}  # pyright: ignore[reportArgumentType]
+    files = {name for name, entry in entries.items() if not entry.is_dir()}
+    links = {name for name, entry in entries.items() if entry.is_symlink()}
+    extra = (files - RELEASE_FILES) | links
+    missing = RELEASE_FILES - files
+    if extra or missing:
+        raise ValueError(
+            f"{folder} is not a release folder: not allowed: {sorted(extra)}, missing: {sorted(missing)}"
+        )
+
+
+def class_label_names(recipe: Recipe) -> dict[int, str]:
+    """Return class names by label, in the order of the `ClassLabel` feature.
+
+    Labels 0 to K-1 are kept. For other labels, the ClassLabel value is the class's position in the recipe.
+    """
+    names = recipe.class_names
+    return dict(sorted(names.items())) if set(names) == set(range(len(names))) else names
+
+
+def guarantee_table(run: RunRecord) -> list[tuple[str, str]]:
+    """Return the guarantee and its assumptions as terms and values."""
+    guarantee = run.guarantee
+    return [
+        ("unit of privacy", guarantee.unit),
+        ("adjacency", guarantee.adjacency),
+        ("epsilon", _number(guarantee.epsilon, "g")),
+        ("delta", _number(guarantee.delta, ".4g")),
+        ("noise standard deviation sigma, per coordinate", _number(guarantee.sigma, ".6g")),
+        ("clipping norm C", _number(guarantee.clipping_norm, "g")),
+        ("sensitivity", _number(guarantee.sensitivity, "g")),
+        ("target space", _target_space(run.plan.target)),
+        ("noise sampler", guarantee.sampler or "none"),
+        ("releases from these data", str(guarantee.releases)),
+        ("composed epsilon of all releases", _number(guarantee.composed_epsilon, ".4g")),
+        ("accountant", guarantee.accountant if guarantee.calibration != "paper" else "none"),
+        ("noise calibration", _calibration(guarantee)),
+        ("assumed public", _assumed_public(run.recipe)),
+    ]
+
+
+def how_texts_were_made(run: RunRecord) -> str:
+    """Describe the generation method in one or two sentences."""
+    settings, after = run.recipe.generation, "after a public instruction"
+    search = settings.search
+    if settings.method == "admm":
+        words = "words" if settings.projection.rule == "nearest" else f"words that the model finds likely {after}"
+        return (
+            f"Texts were optimised to match their class's target, by {settings.admm.iterations} iterations of "
+            f"ADMM over embeddings, projected onto {words}."
+        )
+    if search.draws == 1 and not search.rounds:
+        return f"Texts are the model's samples {after}; the target was not used."
+    edits = f", improved by single-word edits in {search.rounds} rounds" if search.rounds else ""
+    uses_probe = run.plan.target.probe_share > 0 and settings.probe_weight > 0
+    probe = ", and by the loss of a linear probe of the model's hidden states" if uses_probe else ""
+    return (
+        f"Each text is the best of {search.draws} samples of the model {after}{edits}. Texts are ranked by how "
+        f"well their gradient matches their class's target{probe}."
+    )
+
+
+def public_model_name(run: RunRecord) -> str:
+    """Return the model's hub id, or the last component of its folder without the path."""
+    if run.model["revision"] is not None:
+        return run.recipe.model.name
+    return PureWindowsPath(run.recipe.model.name).name  # splits at / and at \
+
+
+def _number(value: float | None, form: str) -> str:
+    return "none" if value is None else format(value, form)
+
+
+def _calibration(guarantee: Guarantee) -> str:
+    if guarantee.calibration == "paper":
+        return "paper: sqrt(2 log(1.25 / delta)) / epsilon, proved for epsilon up to 1 only"
+    return guarantee.calibration or "none"
+
+
+def _target_space(settings: TargetGradientSettings) -> str:
+    size = f" of {settings.subspace_dimensions} dimensions" if settings.space == "public-subspace" else ""
+    centred = ", centred on the gradient of public text" if settings.centred else ""
+    probe = f"; {settings.probe_share:.0%} of C squared for a probe" if settings.probe_share > 0 else ""
+    return f"{settings.space}{size}{centred}{probe}"
+
+
+def _assumed_public(recipe: Recipe) -> str:
+    declared = recipe.privacy.declared_records
+    size = f"the declared number of records ({declared})" if declared else "no number of records"
+    return (
+        "the model and its training data, the classes and their verbalisers, the template, the instructions, "
+        f"the exemplars, every other setting in recipe.yaml, {size}"
+    )
+
+
+def _card(run: RunRecord, texts: pd.DataFrame) -> str:
+    recipe = run.recipe
+    names = class_label_names(recipe)
+    counts = Counter(texts["label"].tolist())
+    shown = texts.groupby("label").head(SHOWN_PER_CLASS)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gradmm.outputs"),
+        finalize=_escape_unless_marked_safe,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("card.md.jinja").render(
+        front_matter=_front_matter(recipe, run.guarantee, len(texts)),
+        recipe=recipe,
+        target=run.plan.target,
+        guarantee=run.guarantee,
+        guarantee_table=guarantee_table(run),
+        model=public_model_name(run),
+        model_commit=run.model["revision"],
+        version=run.versions["gradmm"],
+        rows=len(texts),
+        how_made=how_texts_were_made(run),
+        classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
+        labels_are_kept=list(names) == list(range(len(names))),
+        shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],
+    )
+
+
+def _escape_unless_marked_safe(value: Any) -> Any:
+    return value if isinstance(value, Markup) else escape_markdown(str(value))
+
+
+def _front_matter(recipe: Recipe, guarantee: Guarantee, rows: int) -> str:
+    fields: dict[str, Any] = {"pretty_name": f"{recipe.name} (synthetic)"}
+    if recipe.generation.projection.language == "english":
+        fields["language"] = ["en"]
+    fields |= {
+        "task_categories": ["text-classification"],
+        "size_categories": [next((name for bound, name in SIZE_CATEGORIES if rows < bound), "n>1M")],
+        "tags": ["synthetic", *(["differential-privacy"] if guarantee.safe else [])],
+        "configs": [
+            {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
+        ],
+    }
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def _train_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
+    from datasets import ClassLabel, Features, Value  # late: the import takes a second
+
+    names = class_label_names(recipe)
+    index = {label: position for position, label in enumerate(names)}
+    features = Features(
+        {
+            "text": Value("string"),
+            "label": ClassLabel(names=list(names.values())),
+            "matching_loss": Value("float64"),
+            "log_perplexity": Value("float64"),
+        }
+    )
+    columns = {name: texts[name].tolist() for name in features}
+    columns["label"] = [index[label] for label in columns["label"]]
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=features.arrow_schema), buffer)
+    return buffer.getvalue()
+
+
+def _privacy_json(guarantee: Guarantee) -> str:
+    values = guarantee.model_dump(mode="json") | {"sentence": guarantee.sentence}
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _recipe_yaml(run: RunRecord) -> str:
+    """Return the recipe without the locations of the data, the model's folder and the workers."""
+    values = run.recipe.model_dump(mode="json", exclude={"execution"})
+    values["data"] |= {"path": None, "hub": None, "hub_config": None, "revision": None}
+    values["model"]["name"] = public_model_name(run)
+    header = "# The recipe of this run without the data's location: set data.path or data.hub to run it again.\n"
+    return header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

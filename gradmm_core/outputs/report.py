@@ -1,0 +1,188 @@
+"""The private report of one run: a single HTML file without scripts or external resources."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+import pandas as pd
+import yaml
+from markupsafe import Markup
+
+from gradmm.outputs.descriptions import (
+    accuracy_rows,
+    stage_figures,
+    stage_result,
+    stage_sentence,
+    stage_title,
+    verdict,
+)
+from gradmm.outputs.formatting import duration, number, percent, points
+from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
+from gradmm.outputs.release import guarantee_table, how_texts_were_made, public_model_name
+from gradmm.privacy.release_plan import ReleasePlan
+from gradmm.storage.artifacts import publish
+from gradmm.storage.location import Location
+from gradmm.target.preflight import expected_cosines
+
+BEST_SHOWN, WORST_SHOWN = 10, 5
+
+#: Stages whose figures have a section of their own.
+EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation")
+
+
+def write_report(
+    path: Location,
+    run: RunRecord,
+    generated: pd.DataFrame,
+    texts: pd.DataFrame,
+    finetune: pd.DataFrame,
+    audit: pd.DataFrame,
+) -> None:
+    """Write the report atomically, readable by its owner only: its figures are measured on private data.
+
+    Args:
+        generated: rows of the stage `generation`; only `loss_history` is used.
+        texts: the rows that the last filter kept.
+        finetune: rows of the stage `finetune_eval`.
+        audit: rows of the stage `mia_audit`.
+
+    Raises:
+        KeyError: if a stage lacks a required figure.
+    """
+    from gradmm.outputs import plots  # late: importing matplotlib takes most of a second
+    from gradmm.outputs.plot_style import svg
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gradmm.outputs"),
+        autoescape=True,  # select_autoescape does not recognise .html.jinja
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "number": number,
+        "duration": duration,
+        "title": stage_title,
+    }
+    names = run.recipe.class_names
+    stages = {stage.stage: stage for stage in run.stages}
+    evaluation = run.stage("finetune_eval").figures
+    left = survivors(run.stages, names)
+    drawn = {
+        "loss_history": plots.loss_history(generated),
+        "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
+        "accuracy": plots.accuracy_by_step(finetune, evaluation),
+        "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
+    }
+    if cosines := noise_cosines(run.plan, names, run.stages):
+        drawn["cosines"] = plots.cosines(*cosines)
+    best, worst = best_and_worst(texts)
+    html = environment.get_template("report.html.jinja").render(
+        run=run,
+        names=names,
+        model=public_model_name(run),
+        verdict=verdict(run),
+        guarantee_table=guarantee_table(run),
+        how_made=how_texts_were_made(run),
+        purposes={name: stage_sentence(name) for name in stages},
+        results={name: stage_result(stage, run.recipe) for name, stage in stages.items()},
+        figures={name: stage_figures(stage, run.recipe) for name, stage in stages.items()},
+        evaluations=EVALUATIONS,
+        parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
+        survivors=left,
+        accuracies=accuracy_rows(evaluation, run.recipe),
+        plots={name: Markup(svg(each)) for name, each in drawn.items()},  # svg escapes all texts
+        audit_runs=audit.to_dict("records"),
+        best=best.to_dict("records"),
+        worst=worst.to_dict("records"),
+        recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
+        inputs_yaml=_yaml({"data": run.data, "model": run.model}),
+    )
+    publish(path, html.encode())
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """The texts left after one stage: total, per class, and the share of the generated texts."""
+
+    stage: str
+    kept: int
+    by_class: list[int]
+    share: float
+
+
+def survivors(stages: Sequence[StageRecord], names: Mapping[int, str]) -> list[Survivors]:
+    """Count the texts left after generation and after each filter in `stages`.
+
+    Args:
+        names: the classes' names, by label.
+    """
+    by_name = {stage.stage: stage for stage in stages}
+    generated = by_name["generation"].rows  # as many for each class
+    rows = [Survivors("generation", generated, [generated // len(names)] * len(names), 1.0)]
+    for name in FILTERS:
+        if name in by_name:
+            figures = by_name[name].figures
+            by_class = [figures["kept_by_label"][str(label)] for label in names]
+            rows.append(Survivors(name, figures["kept"], by_class, figures["kept"] / generated))
+    return rows
+
+
+def read_line(stage: StageRecord) -> str:
+    """Return the line of Python that reads a stage's rows."""
+    line = f"pd.read_parquet({str(stage.path)!r})"
+    return f'{line}.query("kept")' if stage.stage in FILTERS else line
+
+
+def link(report: Location, stage: StageRecord) -> str:
+    """Return the address of a stage's Parquet relative to the report, which stays valid if the root is moved."""
+    return quote(Path(os.path.relpath(str(stage.path), str(report.parent))).as_posix())
+
+
+def best_and_worst(texts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the texts with the lowest matching loss and, of the others, those with the highest, worst first."""
+    by_loss = texts.sort_values(["matching_loss", "id"])
+    return by_loss.head(BEST_SHOWN), by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
+
+
+def noise_cosines(
+    plan: ReleasePlan, names: Mapping[int, str], stages: Sequence[StageRecord]
+) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Return the expected and the actual cosine of the noisy and the clean target, by class name.
+
+    None in a run without noise. Expected cosines are empty without a target space or declared records.
+
+    Args:
+        names: the classes' names, by label.
+        stages: the stages of a run, up to `target_gradient` at least.
+    """
+    if plan.mechanism is None:
+        return None
+    by_name = {stage.stage: stage for stage in stages}
+    cosines = by_name["target_gradient"].figures["cosine"]
+    actual = {name: cosines[str(label)] for label, name in names.items()}
+    space = by_name.get("target_space")
+    if space is None or plan.declared_records is None:
+        return {}, actual
+    expected = expected_cosines(plan.mechanism, plan.norms, space.figures, plan.declared_records)
+    return {names[e.label]: e.centred if plan.target.centred else e.plain for e in expected}, actual
+
+
+def _claim(run: RunRecord) -> dict[str, float]:
+    """Return epsilon and delta of a valid guarantee."""
+    guarantee = run.guarantee
+    if guarantee.epsilon is None or guarantee.delta is None or not guarantee.safe:
+        return {}
+    return {"epsilon": guarantee.epsilon, "delta": guarantee.delta}
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,81 @@
+"""State the guarantee of a run, in the words and numbers of every report and release."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Literal
+
+from gradmm.config.settings import PrivacySettings, Settings
+from gradmm.privacy.mechanism import GaussianMechanism
+
+
+class Guarantee(Settings):
+    """The guarantee of a mechanism, in the words and numbers of every report and release."""
+
+    unit: Literal["one record"] = "one record"
+    epsilon: float | None
+    delta: float | None
+    adjacency: str
+    clipping_norm: float
+    sensitivity: float | None
+    sigma: float | None
+    calibration: str | None
+    accountant: str
+    sampler: str | None
+    releases: int
+    composed_epsilon: float | None
+    safe: bool
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee in plain words. Without an epsilon, or with seeded noise, it denies any guarantee."""
+        if self.epsilon is None:
+            return "No privacy guarantee: the target gradient has no noise, and gradients can reveal texts."
+        if not self.safe:
+            return "UNSAFE, no privacy guarantee: the noise was drawn from a seed, for testing."
+        return (
+            f"({self.epsilon:g}, {self.delta:.3g})-differential privacy for {self.unit} ({self.adjacency}), "
+            f"by one release of a sum with sensitivity {self.sensitivity:g} and Gaussian noise of standard "
+            f"deviation {self.sigma:.4g}.{self._together}"
+        )
+
+    @property
+    def _together(self) -> str:
+        if self.releases < 2:
+            return ""
+        return f" The {self.releases} releases from these data compose to epsilon {self.composed_epsilon:.4g}."
+
+
+def guarantee(settings: PrivacySettings, mechanism: GaussianMechanism | None) -> Guarantee:
+    """Describe the guarantee of one release with these settings.
+
+    Args:
+        mechanism: the one that the settings ask for; None without privacy.
+    """
+    return Guarantee(
+        epsilon=settings.epsilon,
+        delta=mechanism.delta if mechanism else None,
+        adjacency=settings.adjacency,
+        clipping_norm=settings.clipping_norm,
+        sensitivity=mechanism.sensitivity if mechanism else None,
+        sigma=mechanism.sigma if mechanism else None,
+        calibration=settings.calibration if mechanism else None,
+        accountant=_accountant(mechanism),
+        sampler=mechanism.sampler if mechanism else None,
+        releases=1,
+        composed_epsilon=mechanism.epsilon if mechanism else None,
+        safe=mechanism is not None and mechanism.safe,
+    )
+
+
+def _accountant(mechanism: GaussianMechanism | None) -> str:
+    if mechanism is None:
+        return "none"
+    if mechanism.discrete:
+        return (
+            f"zero-concentrated DP (Canonne, Kamath and Steinke, 2020), dp-accounting {version('dp-accounting')}"
+        )
+    exact = "analytic Gaussian mechanism (Balle and Wang, 2018)"
+    if mechanism.calibration == "paper":
+        return f"formula of Dwork and Roth (2014), checked by the {exact}"
+    return f"{exact}, dp-accounting {version('dp-accounting')}"

@@ -1,0 +1,71 @@
+"""The recipes of a comparison's arms: how each baseline differs from the recipe under study."""
+
+from __future__ import annotations
+
+from gradmm.config.loading import merged_settings, validate_recipe
+from gradmm.config.recipe import Recipe
+from gradmm.config.settings import ClassSettings
+from gradmm.errors import InputError
+
+
+def with_epsilon(recipe: Recipe, epsilon: float) -> Recipe:
+    """Set `privacy.epsilon`.
+
+    Raises:
+        InputError: if the recipe does not allow that value.
+    """
+    values = recipe.model_dump(mode="json")
+    return validate_recipe(merged_settings(values, {"privacy": {"epsilon": epsilon}}), where="epsilon")
+
+
+def unselected(recipe: Recipe) -> Recipe:
+    """Remove all filters but the label filter."""
+    selection = {"per_class": recipe.generation.per_class, "by": "text"}
+    return recipe.model_copy(
+        update={
+            "loss_selection": recipe.loss_selection.model_copy(update=selection),
+            "category_balance": recipe.category_balance.model_copy(update={"enabled": False}),
+        }
+    )
+
+
+def zero_shot(recipe: Recipe) -> Recipe:
+    """Write one text for each example, without selection by loss (`unselected`)."""
+    return unselected(rerank(recipe, draws=1))
+
+
+def few_shot(recipe: Recipe) -> Recipe:
+    """Append the label filter's public examples of the class to each instruction of `zero_shot`.
+
+    Raises:
+        InputError: if a class has no public example.
+    """
+    classes = tuple(_with_examples(category, recipe) for category in recipe.classes)
+    return zero_shot(recipe).model_copy(update={"classes": classes})
+
+
+def rerank(recipe: Recipe, draws: int) -> Recipe:
+    """Keep the best matching of `draws` written texts for each example, without edits and without the probe."""
+    search = recipe.generation.search.model_copy(update={"draws": draws, "rounds": 0, "fluency": 0.0})
+    update = {"method": "search", "search": search, "probe_weight": 0.0}
+    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update=update)})
+
+
+def equal_draws(passes: float, one_draw: float, two_draws: float) -> int:
+    """Number of draws that cost `passes`, given the costs of one and of two draws; at least one."""
+    return max(1, 1 + round((passes - one_draw) / (two_draws - one_draw)))
+
+
+def _with_examples(category: ClassSettings, recipe: Recipe) -> ClassSettings:
+    """Append the class's examples, each with the line ends of the instruction."""
+    texts = [example.text for example in recipe.label_filter.exemplars if example.label == category.label]
+    if not texts:
+        raise InputError(
+            f"no example of label {category.label}; the arm few-shot needs one of each class",
+            "label_filter.exemplars",
+            "add some, or leave few-shot out of the arms",
+        )
+    instruction = category.instruction
+    line_ends = instruction[len(instruction.rstrip("\n")) :] or "\n"
+    shown = "".join(text + line_ends for text in texts)
+    return category.model_copy(update={"instruction": instruction.rstrip("\n") + line_ends + shown})

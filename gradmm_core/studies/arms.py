@@ -1,0 +1,57 @@
+"""The arms of a comparison: the product's texts, and the baselines that they are compared with.
+
+An arm of n texts is the first n of its texts, as evenly over the classes as possible, so that one generation
+serves all sizes. The order of the texts is
+
+    gradmm, rerank       by matching loss, after all filters
+    zero-shot, few-shot  as written; only the label filter selects (of two near duplicates, the better match stays)
+    herding, k-center    as selected
+    random, real-1k      a random draw for each seed
+"""
+
+from __future__ import annotations
+
+from gradmm.evaluation.arm import Arm
+
+#: Default sizes of `compare`: texts in all classes together, as in the paper.
+SIZES = (5, 10, 20, 50, 100)
+
+#: Default numbers of real rows of `scarce`, in all classes together, as in the paper.
+ROWS = (5, 10, 20, 50)
+
+#: Default guarantees of `epsilon`.
+EPSILONS = (0.01, 0.05, 0.2, 1.0)
+
+#: Default baselines. The distances of `random` are those between two samples of real text.
+BASELINES = {
+    "transfer": ("before", "zero-shot", "random", "real-1k"),
+    "distribution": ("zero-shot", "rerank", "random"),
+    "gradients": ("zero-shot", "random"),
+    "bounds": ("zero-shot", "random"),
+}
+
+#: The product's arm.
+PRODUCT = "gradmm"
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("before", "nothing"),
+        Arm("zero-shot", "written"),
+        Arm("few-shot", "written"),
+        Arm("rerank", "synthetic"),
+        Arm("herding", "coreset"),
+        Arm("k-center", "coreset"),
+        Arm("random", "train"),
+        Arm("real-1k", "train"),
+        Arm(PRODUCT, "synthetic"),
+    )
+}
+
+#: The few real rows of `scarce` themselves.
+REAL_ROWS = Arm("real rows", "train")
+
+
+def private_arm(epsilon: float) -> Arm:
+    """Name the product's arm under a guarantee that the recipe itself does not have."""
+    return Arm(f"{PRODUCT}, epsilon {epsilon:g}", "synthetic")

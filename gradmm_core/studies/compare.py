@@ -1,0 +1,89 @@
+"""Accuracy of each arm of a comparison, beside the product's.
+
+Everything is paired by seed: within a seed, all arms are fine-tuned on batches in the same order and evaluated on
+the same rows. A seed stands for another generation of all texts or another draw of random rows, and for another
+fine-tuning. Intervals are Student's over seeds, at 95%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_learning_rate
+from gradmm.metrics.intervals import mean_over_seeds, paired_difference
+from gradmm.studies.arms import PRODUCT
+
+#: Columns of `arm_measures`, with their headings and digits.
+MEASURES = {
+    "log_perplexity": ("log-perplexity", 2),
+    "distinct_2": ("distinct-2", 3),
+    "self_bleu": ("self-BLEU", 3),
+    "frechet_distance": ("Fréchet distance", 1),
+    "squared_mmd": ("squared MMD", 4),
+    "nearest_distance": ("nearest real text", 2),
+}
+
+#: Columns of `lead_figures`.
+LEAD = ("difference", "difference_half_width", "verdict")
+
+
+def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Tabulate one row per arm and size, in the order of `evaluations`, with the columns of the stage `compare`.
+
+    `difference` is the product's accuracy minus the arm's, each of the checkpoint chosen on validation. An arm at
+    a size that the product does not have (`before`, `real-1k`) is compared with the product's largest size.
+
+    Args:
+        evaluations: rows of `arm_eval`, of all arms, sizes and seeds.
+        measures: rows of `arm_measures`; without them their columns are left out.
+
+    Raises:
+        KeyError: if an arm lacks one of the product's seeds.
+    """
+    groups = {
+        (str(arm), int(str(size))): rows
+        for (arm, size), rows in evaluations.groupby(["arm", "size"], sort=False)  # pyright: ignore
+    }
+    by_seed = {key: accuracies_by_seed(rows).set_index("seed") for key, rows in groups.items()}
+    product_sizes = [size for arm, size in groups if arm == PRODUCT]
+    table = []
+    for (arm, size), rows in groups.items():
+        values = by_seed[arm, size]
+        against = size if size in product_sizes else max(product_sizes)
+        row = {
+            "arm": arm,
+            "size": size,
+            "texts": rows.drop_duplicates("seed")["texts"].mean(),
+            "seeds": len(values),
+            "learning_rate": chosen_learning_rate(rows),
+        }
+        for figure in ("accuracy", "best_on_test"):
+            row |= seed_figures(figure, values[figure].tolist())
+        if measures is not None:
+            of_arm = (measures["arm"] == arm) & (measures["size"] == size)
+            row |= {measure: measures.loc[of_arm, measure].mean() for measure in MEASURES}
+        product, accuracies = by_seed[PRODUCT, against]["accuracy"], values["accuracy"]
+        if size == 0:  # no seed changes the model before fine-tuning
+            accuracies = pd.Series(accuracies.tolist()[0], index=product.index)
+        lead = lead_figures(product.tolist(), accuracies.loc[product.index].tolist())
+        table.append(row | {"against_size": against} | (dict.fromkeys(LEAD) if arm == PRODUCT else lead))
+    return pd.DataFrame(table)
+
+
+def seed_figures(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """Columns `name` and `<name>_half_width`: the mean over seeds and its interval. Null if a run has diverged."""
+    if not np.isfinite(values).all():
+        return {name: None, f"{name}_half_width": None}
+    over_seeds = mean_over_seeds(values)
+    return {name: over_seeds.mean, f"{name}_half_width": over_seeds.half_width}
+
+
+def lead_figures(product: Sequence[float], other: Sequence[float]) -> dict[str, float | str | None]:
+    """Columns `LEAD` of product - other, paired by seed. Null if a run has diverged."""
+    if not np.isfinite([*product, *other]).all():
+        return dict.fromkeys(LEAD)
+    lead = paired_difference(product, other)
+    return dict(zip(LEAD, (lead.mean, lead.half_width, lead.verdict), strict=True))

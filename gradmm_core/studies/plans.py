@@ -1,0 +1,123 @@
+"""The arguments of a study (sizes, arms, ...), checked against the recipe before anything is computed.
+
+An `InputError` names the argument in its `where`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from gradmm.config.recipe import Recipe
+from gradmm.errors import InputError
+from gradmm.privacy.mechanism import gaussian_mechanism
+from gradmm.studies.arm_recipes import few_shot, with_epsilon
+from gradmm.studies.arms import ARMS, SIZES
+
+
+def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
+    """Check sizes, arms and guarantees.
+
+    Raises:
+        InputError: for a size that leaves a class empty or exceeds the number of filtered texts, an arm that is
+            unknown or lacks public examples, and an epsilon that the recipe does not allow.
+    """
+    for name in arms:
+        if name not in ARMS:
+            raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join(ARMS)}")
+    classes, per_class = len(recipe.classes), recipe.loss_selection.per_class
+    if not sizes:
+        raise InputError("the recipe can fill none of the default sizes", "sizes", "name some")
+    for size in sizes:
+        if size < classes:
+            raise InputError(f"{size} texts leave one of {classes} classes empty", "sizes", "ask for more")
+        if size > classes * per_class:
+            raise InputError(
+                f"{size} texts of {classes} classes exceed loss_selection.per_class={per_class}",
+                "sizes",
+                "ask for fewer, or raise loss_selection.per_class and generation.per_class",
+            )
+    if "few-shot" in arms:
+        few_shot(recipe)
+    _check_mechanisms(recipe, epsilons)
+
+
+def check_scarce(recipe: Recipe, rows: Sequence[int]) -> None:
+    """Check numbers of real rows.
+
+    Raises:
+        InputError: for a number that leaves a class empty, and for a private recipe.
+    """
+    if recipe.privacy.epsilon is not None:
+        raise InputError("the draw of the rows depends on all records", "privacy.epsilon", "set it to null")
+    classes = len(recipe.classes)
+    if not rows or min(rows) < classes:
+        raise InputError(f"{list(rows)} leaves a class empty", "rows", f"ask for at least {classes}")
+
+
+def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:
+    """Check the guarantees that a recipe without noise is compared with.
+
+    Raises:
+        InputError: for a private recipe, no epsilon, or an epsilon that the recipe does not allow.
+    """
+    if recipe.privacy.epsilon is not None:
+        raise InputError("the study needs a target without noise", "privacy.epsilon", "set it to null")
+    if not epsilons:
+        raise InputError("none", "epsilon", "name some")
+    _check_mechanisms(recipe, epsilons)
+
+
+def check_models(recipe: Recipe, models: Sequence[str]) -> None:
+    """Check the names of other models.
+
+    Raises:
+        InputError: for no model, and for a name that is repeated or is the recipe's model.
+    """
+    if not models:
+        raise InputError("none", "models", "name hub ids or folders")
+    names = [recipe.model.name, *models]
+    for name in models:
+        if names.count(name) > 1:
+            raise InputError(f"{name} is repeated (the recipe's model is always included)", "models", "remove it")
+
+
+def check_path(recipe: Recipe, arms: Sequence[str], learning_rate: float, real_rows: int) -> None:
+    """Check the arguments of a study along fine-tuning.
+
+    Raises:
+        InputError: for an arm that cannot have as many texts as the product, a learning rate that is not positive
+            and finite, and a number of real rows that leaves a class empty.
+    """
+    size = all_texts(recipe)
+    check_plan(recipe, [size], arms)
+    for name in arms:
+        if ARMS[name].sizes([size]) != [size]:
+            fitting = [arm.name for arm in ARMS.values() if arm.sizes([size]) == [size]]
+            raise InputError(f"{name} cannot have {size} texts", "arms", f"choose from {', '.join(fitting)}")
+    if not (learning_rate > 0 and math.isfinite(learning_rate)):
+        raise InputError(f"{learning_rate:g} is not a learning rate", "learning_rate", "give a positive number")
+    classes = len(recipe.classes)
+    if real_rows < classes:
+        raise InputError(f"{real_rows} leaves a class empty", "real_rows", f"ask for at least {classes}")
+
+
+def middle_rate(recipe: Recipe) -> float:
+    """Return the median of the recipe's learning rates (the lower of two), for all arms of a path study."""
+    return statistics.median_low(recipe.finetune_eval.learning_rates)
+
+
+def all_texts(recipe: Recipe) -> int:
+    """Return the number of texts that pass the filters, in all classes together."""
+    return len(recipe.classes) * recipe.loss_selection.per_class
+
+
+def default_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """Return those of the paper's sizes that the recipe can fill."""
+    return tuple(size for size in SIZES if len(recipe.classes) <= size <= all_texts(recipe))
+
+
+def _check_mechanisms(recipe: Recipe, epsilons: Sequence[float]) -> None:
+    for epsilon in epsilons:
+        gaussian_mechanism(with_epsilon(recipe, epsilon).privacy)

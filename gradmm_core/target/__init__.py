@@ -1,0 +1,12 @@
+"""The target of gradient matching: its space, its sums over records, and the linear probe released with it.
+
+target_space: the linear map and the centres, from public text.
+features: the features of texts for the probe, scaled by public text.
+target_gradient: the sums of the records' clipped vectors, with noise.
+checkpoint: the unfinished sums on disk.
+probe: the linear probe, fitted to the released sums.
+tables: target and moments as rows of a table.
+matched_target: the target that texts match, from the released one.
+preflight: the expected quality of a private target, from public quantities.
+cosine: the cosine between two targets.
+"""

@@ -1,0 +1,73 @@
+"""Checkpoint the unfinished sums of a target, so that a killed run resumes where it stopped.
+
+The sums are noiseless sums of private records. Their file is readable by its owner only, and is deleted once the
+target is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from safetensors.torch import load, save
+
+from gradmm.privacy.clipped_sum import ClippedSum, RecordSums
+from gradmm.storage.artifacts import publish
+from gradmm.storage.location import Location, read_bytes
+
+SECONDS_BETWEEN_WRITES = 30.0
+
+#: Names of a class's sums.
+PARTS = tuple(field.name for field in fields(RecordSums))
+
+#: The file starts with the SHA-256 of the rest, which is in the safetensors format.
+DIGEST_BYTES = 32
+
+
+@dataclass
+class UnfinishedSums:
+    """Sums by label in one file. The file's name must identify their inputs."""
+
+    file: Location
+    written: float = field(default_factory=lambda: time.monotonic())
+
+    def read(self) -> dict[int, RecordSums]:
+        """Read the sums of an earlier run by label; empty if there is no file or it is damaged."""
+        try:
+            content = read_bytes(self.file)
+        except FileNotFoundError:
+            return {}
+        digest, tensors = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if hashlib.sha256(tensors).digest() != digest:
+            return {}
+        stored = load(tensors)
+        labels = dict.fromkeys(name.split()[0] for name in stored)
+        return {
+            int(label): RecordSums(
+                *(
+                    ClippedSum(stored[f"{label} {part}"], *stored[f"{label} {part} counts"].tolist())
+                    for part in PARTS
+                )
+            )
+            for label in labels
+        }
+
+    def write(self, sums: Mapping[int, RecordSums]) -> None:
+        """Write the sums, unless the last write was less than `SECONDS_BETWEEN_WRITES` ago."""
+        if time.monotonic() - self.written < SECONDS_BETWEEN_WRITES:
+            return
+        tensors = {}
+        for label, of_class in sums.items():
+            for part in PARTS:
+                clipped_sum: ClippedSum = getattr(of_class, part)
+                tensors[f"{label} {part}"] = clipped_sum.total
+                tensors[f"{label} {part} counts"] = torch.tensor([clipped_sum.records, clipped_sum.clipped])
+        content = save(tensors)
+        publish(self.file, hashlib.sha256(content).digest() + content)
+        self.written = time.monotonic()
+
+    def delete(self) -> None:
+        self.file.unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+"""Read the target that one class's texts have to match, and the released probe, from the stages' artifacts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradmm.config.settings import TargetGradientSettings
+from gradmm.lm.template import TokenisedTemplate
+from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.target.features import TextFeatures
+from gradmm.target.probe import Probe, fit_probe
+from gradmm.target.tables import matrix_of, moments_of
+from gradmm.target.target_space import TargetSpace, difference_shrinkage, from_table
+
+
+class MatchedTarget(NamedTuple):
+    """A class's target and the space it is in.
+
+    `shrinkage` is the factor of the released difference from the public centre; None if the target is matched as
+    released.
+    """
+
+    target: Tensor
+    space: TargetSpace
+    shrinkage: float | None
+
+
+def matched_target(
+    target: StageArtifact,
+    space: StageArtifact | None,
+    template: TokenisedTemplate,
+    matching: TargetGradientSettings,
+    label: int,
+    records: float | None,
+    clipping_norm: float,
+    device: torch.device,
+) -> MatchedTarget:
+    """Return the target, and the space that texts' gradients are projected to.
+
+    Args:
+        records: the class's number of records, as declared in a private run; None unless a mean is matched.
+        clipping_norm: of the whole release.
+    """
+    released = matrix_of(target.read_table(), label)
+    where = from_table(space and space.read_table(), template, matching, device)
+    if space is None or records is None:
+        return MatchedTarget(released, where, None)
+    norm = ReleaseNorms.of(clipping_norm, matching.probe_share).gradient
+    shrinkage = difference_shrinkage(released, records, norm, target.figures["sigma"] or 0.0)
+    clip_scale = space.figures["clip_scale"][str(label)]
+    mean = where.mean_gradient(released.to(device), label, records, clip_scale, shrinkage)
+    return MatchedTarget(mean, where.without_centres(), shrinkage)
+
+
+def released_probe(
+    target: StageArtifact, features: TextFeatures | None, template: TokenisedTemplate
+) -> Probe | None:
+    """Fit the probe that was released with the target; None without `features`, which come from its space."""
+    if features is None:
+        return None
+    noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
+    return fit_probe(features, moments_of(target.read_table(), template.labels, noise))

@@ -1,0 +1,111 @@
+"""Fit a linear probe that predicts a text's class from its hidden states, from the released sums over records.
+
+Linear discriminant analysis needs only sums over the records: each class's count, the sum of its features, and one
+second moment of all records. They are released with the target, in the same noisy vector. The fit is
+post-processing:
+
+    m_c        class means, from sums and counts
+    S          the covariance within classes, mixed with that of public text (1/k in each of k directions) as if k
+               more records had it; eigenvalues below the level of the noise are raised to it
+    shrinkage  the share of the means' spread that noise and sampling do not explain (the positive part of James
+               and Stein's estimator, in the metric of S); 0 for a probe of pure noise
+
+With the mean m of the class means, weighted by the counts, and d_c = shrinkage (m_c - m), the logits are
+d_c^T S^-1 (phi - m) - d_c^T S^-1 d_c / 2. Second moments for private regression are due to McSherry and Mironov
+(2009); Wang (2018) regularises them by the level of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
+from gradmm.privacy.sensitivity import CONSTANT
+from gradmm.target.features import TextFeatures, text_means
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over records of x = (phi, CONSTANT) / sqrt(1 + CONSTANT^2), and of x x^T; float64.
+
+    Attributes:
+        class_sums: sums of x, by label.
+        second_moment: sum of x x^T over all classes; not symmetric if noise was added.
+        class_sum_noise, second_moment_noise: standard deviation of the noise in each entry; zero without noise.
+    """
+
+    class_sums: dict[int, Float[Tensor, " dimensions_and_one"]]
+    second_moment: Float[Tensor, "dimensions_and_one dimensions_and_one"]
+    class_sum_noise: float = 0.0
+    second_moment_noise: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Softmax of `features(text) @ weights + biases`, with one column per class in the order of `labels`."""
+
+    features: TextFeatures
+    labels: list[int]
+    weights: Float[Tensor, "dimensions classes"]
+    biases: Float[Tensor, " classes"]
+    shrinkage: float
+
+    def log_probabilities(self, means: Float[Tensor, "batch width"]) -> Float[Tensor, "batch classes"]:
+        """Compute log p(class | text), in nats, from texts' `text_means`. Differentiable."""
+        return (self.features(means) @ self.weights.to(means) + self.biases.to(means)).log_softmax(dim=1)
+
+    def losses(self, means: Float[Tensor, "batch width"], label: int) -> Float[Tensor, " batch"]:
+        """Compute -log p(label | text), in nats, from texts' `text_means`. Differentiable."""
+        return -self.log_probabilities(means)[:, self.labels.index(label)]
+
+    @torch.no_grad()
+    def classify(
+        self,
+        language_model: LanguageModel,
+        template: TokenisedTemplate,
+        texts: Sequence[list[int]],
+        batch_size: int = 64,
+    ) -> Float[Tensor, "texts classes"]:
+        """Compute `log_probabilities` of texts given as token ids, without prefix and suffix; on the CPU."""
+        log_probabilities = torch.zeros(len(texts), len(self.labels))
+        for rows in length_bucketed([len(text) for text in texts], batch_size):
+            chosen = [texts[row] for row in rows]
+            batch = make_batch(template, chosen, [self.labels[0]] * len(chosen), language_model.device)
+            means = text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
+            log_probabilities[rows] = self.log_probabilities(means).to(log_probabilities)
+        return log_probabilities
+
+
+def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
+    """Fit the probe to moments, with or without noise."""
+    squared = 1 + CONSTANT**2
+    sums = torch.stack(list(moments.class_sums.values())) * math.sqrt(squared)
+    counts = (sums[:, -1] / CONSTANT).clamp_min(1.0)  # noise can take a count below one
+    total = counts.sum()
+    means, shares = sums[:, :-1] / counts[:, None], counts / total
+    second = squared * (moments.second_moment + moments.second_moment.mT)[:-1, :-1] / 2
+    dimensions = len(second)
+
+    within = second / total - (means.mT * shares) @ means
+    within = (total * within + torch.eye(dimensions).to(within)) / (total + dimensions)
+    # The spectral norm of symmetric noise with variance sd^2 / 2 off the diagonal. Without noise, the share of
+    # public text bounds the eigenvalues from below.
+    noise = math.sqrt(2 * dimensions) * squared * moments.second_moment_noise / float(total)
+    values, vectors = torch.linalg.eigh(within)
+    inverse = (vectors / values.clamp_min(max(noise, 1 / float(total + dimensions)))) @ vectors.mT
+
+    mean = shares @ means
+    centred = means - mean
+    spread = (shares * ((centred @ inverse) * centred).sum(dim=1)).sum()
+    by_chance = squared * moments.class_sum_noise**2 / counts.square() * inverse.trace() + dimensions / counts
+    shrinkage = float((1 - (shares * (1 - shares) * by_chance).sum() / spread).clamp(0.0, 1.0).nan_to_num(0.0))
+    weights = shrinkage * (inverse @ centred.mT)
+    biases = -shrinkage / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
+    return Probe(features, list(moments.class_sums), weights, biases, shrinkage)

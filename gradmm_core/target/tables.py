@@ -1,0 +1,69 @@
+"""Convert target gradients and a probe's moments to rows of a table, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradmm.target.probe import Moments
+
+#: Width of a chunk of a flattened full gradient.
+CHUNK = 256
+
+
+def to_table(values: dict[int, Tensor], moments: Moments | None = None) -> pa.Table:
+    """Write one row per matrix row. A flat vector is cut into chunks; the last one is padded with zeros.
+
+    Each class sum of a probe is one row of the part "class_sum". The second moment has the label -1.
+    """
+    parts = [("gradient", label, _rows(value)) for label, value in values.items()]
+    if moments is not None:
+        parts += [("class_sum", label, total[None]) for label, total in moments.class_sums.items()]
+        parts += [("second_moment", -1, moments.second_moment)]
+    counts = [len(matrix) for _, _, matrix in parts]
+    return pa.table(
+        {
+            "part": pa.array(np.repeat([part for part, _, _ in parts], counts).tolist(), pa.string()),
+            "label": np.repeat(np.array([label for _, label, _ in parts], dtype=np.int64), counts),
+            "row": np.concatenate([np.arange(n, dtype=np.int64) for n in counts]),
+            "values": vectors([matrix for _, _, matrix in parts]),
+        }
+    )
+
+
+def matrix_of(table: pa.Table, label: int, part: str = "gradient") -> Float[Tensor, "rows width"]:
+    """Read the rows of one part of one label, in order; a full gradient is the padded vector in chunks."""
+    of_label = table.filter((pc.field("label") == label) & (pc.field("part") == part)).sort_by("row")
+    column = of_label["values"].combine_chunks()
+    return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).copy())
+
+
+def moments_of(table: pa.Table, labels: Sequence[int], noise: tuple[float, float]) -> Moments:
+    """Read the moments from a table that contains them.
+
+    Args:
+        noise: the noise's standard deviations in the class sums and in the second moment.
+    """
+    sums = {label: matrix_of(table, label, "class_sum")[0].double() for label in labels}
+    return Moments(sums, matrix_of(table, -1, "second_moment").double(), *noise)
+
+
+def vectors(matrices: Sequence[Tensor]) -> pa.LargeListArray:
+    """Concatenate the rows of all matrices as lists; matrices may differ in width."""
+    blocks = [matrix.detach().float().cpu().numpy() for matrix in matrices]
+    widths = [block.shape[1] for block in blocks for _ in range(len(block))]
+    flat = np.concatenate([block.ravel() for block in blocks]) if blocks else np.empty(0, dtype=np.float32)
+    offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)  # offsets of a full gradient exceed 2^31
+    return pa.LargeListArray.from_arrays(offsets, flat, type=pa.large_list(pa.field("element", pa.float32())))
+
+
+def _rows(value: Tensor) -> Float[Tensor, "rows width"]:
+    if value.ndim == 2:
+        return value
+    return torch.nn.functional.pad(value, (0, -len(value) % CHUNK)).view(-1, CHUNK)

@@ -1,0 +1,206 @@
+"""Compute the target: each class's sum of the real examples' clipped gradients, plus noise in a private run.
+
+The same noisy vector contains the sums that the linear probe is fitted to (see `probe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from gradmm.config.settings import TargetGradientSettings
+from gradmm.data.splits import LabelledTexts
+from gradmm.errors import InputError
+from gradmm.gradients.full_gradient import example_gradient
+from gradmm.gradients.head_gradient import HeadGradients, head_gradients
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenIds, TokenisedTemplate, length_bucketed, make_batch, tokenise_split
+from gradmm.privacy.clipped_sum import RecordSums
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.target.checkpoint import UnfinishedSums
+from gradmm.target.features import text_means
+from gradmm.target.probe import Moments
+from gradmm.target.target_space import FULL, TargetSpace
+
+
+@dataclass(frozen=True)
+class TargetSums:
+    """The noiseless sums of each class's clipped gradients, and figures about them. All fields are private.
+
+    Attributes:
+        values: by label, rows x dimensions of the target's space; flat for the full gradient.
+        records: the number of records, by label.
+        text_tokens: the mean number of tokens of a text, by label.
+        clip_fraction: the share of records whose gradient was clipped.
+        norms: the norm to which each part of a record's vector is clipped.
+        class_sums, second_moment: the probe's sums, in the units of the release (`norms`); None without a probe.
+    """
+
+    values: dict[int, Tensor]
+    records: dict[int, int]
+    text_tokens: dict[int, float]
+    clip_fraction: float
+    norms: ReleaseNorms
+    class_sums: dict[int, Tensor] | None = None
+    second_moment: Tensor | None = None
+
+    @property
+    def moments(self) -> Moments | None:
+        """The moments of the noiseless sums; None without a probe."""
+        return self._moments(self.class_sums, self.second_moment, 0.0)
+
+    def release(self, mechanism: GaussianMechanism | None) -> tuple[dict[int, Tensor], Moments | None]:
+        """Add noise to all sums, which are one vector. Every call draws fresh noise and is one more release."""
+        if mechanism is None:
+            return self.values, self.moments
+        values = _noisy(self.values, mechanism)
+        if self.class_sums is None or self.second_moment is None:
+            return values, None
+        # Noise before scaling: the discrete guarantee holds for sums on the sampler's grid.
+        class_sums = _noisy(self.class_sums, mechanism)
+        second_moment = _noisy({-1: self.second_moment}, mechanism)[-1]
+        return values, self._moments(class_sums, second_moment, mechanism.sigma)
+
+    def _moments(
+        self, class_sums: dict[int, Tensor] | None, second_moment: Tensor | None, sigma: float
+    ) -> Moments | None:
+        """Convert the sums from the units of the release to those of the features."""
+        if class_sums is None or second_moment is None:
+            return None
+        _, sum_norm, moment_norm = self.norms
+        unscaled = {label: total / sum_norm for label, total in class_sums.items()}
+        return Moments(unscaled, second_moment / moment_norm, sigma / sum_norm, sigma / moment_norm)
+
+    def cosines(self, noisy: dict[int, Tensor]) -> dict[int, float]:
+        """Compute the cosine of each class's noisy and noiseless sum; the centred cosine if sums are centred."""
+        return {
+            label: float(F.cosine_similarity(value.flatten().double(), noisy[label].flatten().double(), dim=0))
+            for label, value in self.values.items()
+        }
+
+
+def _noisy(sums: dict[int, Tensor], mechanism: GaussianMechanism) -> dict[int, Tensor]:
+    clean = torch.stack(list(sums.values())).double()
+    noisy = clean + torch.from_numpy(mechanism.noise(tuple(clean.shape)))
+    return dict(zip(sums, noisy, strict=True))
+
+
+def target_sums(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+    mechanism: GaussianMechanism | None,
+    space: TargetSpace = FULL,
+    unfinished: UnfinishedSums | None = None,
+) -> TargetSums:
+    """Sum the records' clipped vectors in one pass over the data, with memory for one batch.
+
+    Formal guarantee: every record enters the sums of one class only, with a vector of norm at most C (the squared
+    norms of its parts, `ReleaseNorms`, add up to C^2). All sums together, as one vector, therefore change by at
+    most C in norm if a record is added or removed, and by at most 2 C if a record is replaced.
+
+    Args:
+        mechanism: releases the sums. For its discrete sampler, records are rounded to its grid.
+        unfinished: the checkpoint to resume from and to write. Resuming gives bit-identical sums.
+
+    Raises:
+        InputError: if a text has no tokens, or a class's gradients vanish or are not finite.
+    """
+    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
+    norms = ReleaseNorms.of(clipping_norm, 0.0 if space.features is None else settings.probe_share)
+    running = unfinished.read() if unfinished else {}
+    sums: dict[int, Tensor] = {}
+    clipped = 0
+    for label in template.labels:
+        if settings.matching == "head":
+            of_class = running.setdefault(label, RecordSums())
+            batches = _records(
+                language_model,
+                template,
+                texts,
+                rows[label],
+                label,
+                settings,
+                space,
+                skip=of_class.gradient.records,
+            )
+            for gradients, features in batches:
+                of_class.add(gradients, features, norms, mechanism)
+                if unfinished:
+                    unfinished.write(running)
+            sums[label], count = of_class.gradient.total, of_class.gradient.clipped
+        else:
+            sums[label], count = _sum_full(language_model, template, texts, rows[label], label, clipping_norm)
+        clipped += count
+        if not sums[label].isfinite().all() or not sums[label].any():
+            raise InputError(
+                f"the gradients of label {label} vanish or are not finite",
+                "target_gradient",
+                "use another model",
+            )
+    return TargetSums(
+        values=sums,
+        records={label: len(rows[label]) for label in sums},
+        text_tokens={label: float(texts.lengths[rows[label]].mean()) for label in sums},
+        clip_fraction=clipped / len(data),
+        norms=norms,
+        class_sums={label: running[label].class_sum.total[0] for label in sums} if space.features else None,
+        second_moment=torch.stack([running[label].second_moment.total for label in sums]).sum(dim=0)
+        if space.features
+        else None,
+    )
+
+
+@torch.no_grad()
+def _records(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: TokenIds,
+    rows: Int[np.ndarray, " rows"],
+    label: int,
+    settings: TargetGradientSettings,
+    space: TargetSpace,
+    skip: int,
+) -> Iterator[tuple[HeadGradients, Float[Tensor, "records features"] | None]]:
+    """Yield gradients and probe features of the rows' texts, batch by batch, without the `skip` shortest."""
+    batches = length_bucketed(texts.lengths[rows], settings.batch_size, skip)
+    for part in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
+        batch = make_batch(
+            template, [texts[i] for i in rows[part].tolist()], [label] * len(part), language_model.device
+        )
+        features, hidden = None, None
+        if space.features is not None:
+            layers = language_model.layers(input_ids=batch.input_ids)
+            features = space.features.with_constant(text_means(layers, batch.text_mask))
+            hidden = layers[-1]
+        yield space.project(head_gradients(language_model, batch, hidden).double(), label), features
+
+
+def _sum_full(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: TokenIds,
+    rows: Int[np.ndarray, " rows"],
+    label: int,
+    clipping_norm: float,
+) -> tuple[Float[Tensor, " parameters"], int]:
+    total = torch.zeros(0)
+    clipped = 0
+    for row in tqdm(rows.tolist(), desc=f"target gradient, label {label}", unit="text", disable=None, leave=False):
+        gradient = example_gradient(language_model, template, texts[row], label)
+        norm = float(gradient.norm())
+        scaled = gradient * min(1.0, clipping_norm / max(norm, torch.finfo(gradient.dtype).tiny))
+        total = scaled if not len(total) else total + scaled
+        clipped += norm > clipping_norm
+    return total, clipped

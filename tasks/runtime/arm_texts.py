@@ -1,0 +1,43 @@
+"""Texts of one arm of a comparison, read from a stage's output or from the train split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradmm.data.splits import LabelledTexts
+from gradmm.evaluation.arm import Arm, first_texts
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_split
+from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
+
+
+@dataclass(frozen=True)
+class ArmTexts:
+    """Reads the texts of one arm.
+
+    Attributes:
+        made: output of the last filter, or of `coresets`; None for random rows of `train`.
+    """
+
+    context: RunContext
+    arm: Arm
+    made: StageArtifact | None
+    train: SplitReference
+
+    def of(self, counts: Mapping[int, int], seed: int) -> LabelledTexts:
+        """Return the first `counts[label]` texts of each label. The seed selects random rows."""
+        if self.arm.private_rows:
+            return read_split(self.context, self.train).take(self._train_rows(counts, seed))
+        assert self.made is not None
+        texts = first_texts(self.made.read(), self.arm, counts)
+        return LabelledTexts(tuple(texts["text"]), tuple(texts["label"].tolist()))
+
+    def _train_rows(self, counts: Mapping[int, int], seed: int) -> list[int]:
+        if self.made is None:
+            from gradmm.data.examples import sample_class_rows  # imported here because it imports torch
+
+            return sample_class_rows(read_split(self.context, self.train).labels, counts, seed)
+        selected = self.made.read()
+        of_method = selected[selected["method"] == self.arm.name]
+        return of_method.loc[of_method["rank"] <= of_method["label"].map(counts), "row"].tolist()

@@ -1,0 +1,126 @@
+"""The data and the model of a run: references by digest, computed anew in every run, and reading by reference."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from prefect import task
+from pydantic import BaseModel
+
+from gradmm.config.recipe import Recipe
+from gradmm.config.settings import DataSettings, ModelSettings
+from gradmm.data.splits import LabelledTexts, Splits, load_splits
+from gradmm.demo.shared import demo_of
+from gradmm.errors import InputError
+from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.template import PromptTemplate
+from gradmm.storage.artifacts import Root
+from gradmm.storage.redaction import redact_errors
+from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
+
+if TYPE_CHECKING:
+    from gradmm.lm.language_model import LanguageModel
+    from gradmm.lm.template import TokenisedTemplate
+
+#: Name of the demo's data in `data.path` and of its model in `model.name`.
+DEMO = "builtin:demo"
+
+
+class DataReference(BaseModel, frozen=True):
+    """References to the three splits."""
+
+    train: SplitReference
+    validation: SplitReference
+    test: SplitReference
+
+
+@task(name="demo_material", persist_result=False, result_serializer="json")
+def demo_material(recipe: Recipe, root: Root) -> Recipe:
+    """Build the demo's data and model if the recipe names them; return the recipe with their folders instead."""
+    if DEMO not in (recipe.data.path, recipe.model.name):
+        return recipe
+    material = demo_of(root)
+    data, model = recipe.data, recipe.model
+    if data.path == DEMO:
+        data = data.model_copy(update={"path": str(material.data)})
+    if model.name == DEMO:
+        model = model.model_copy(update={"name": str(material.model)})
+    return recipe.model_copy(update={"data": data, "model": model})
+
+
+@task(name="dataset_fingerprint", persist_result=False, result_serializer="json")
+def dataset_fingerprint(context: RunContext) -> DataReference:
+    """Read the data again and return the digests of its splits."""
+    _splits.cache_clear()
+    splits = redact_errors(
+        lambda: _splits(context.data, context.labels, context.seed),  # pyright: ignore[reportArgumentType]
+        "dataset_fingerprint",
+        context.root.errors,
+    )
+    return DataReference(
+        train=_reference("train", splits.train),
+        validation=_reference("validation", splits.validation),
+        test=_reference("test", splits.test),
+    )
+
+
+@task(name="model_fingerprint", persist_result=False, result_serializer="json")
+def model_fingerprint(settings: ModelSettings) -> ModelReference:
+    """Pin the model to a digest or commit."""
+    return resolve_model(settings)
+
+
+def drawn_rows(context: RunContext, reference: SplitReference, rows: int, seed: int) -> SplitReference:
+    """Draw random rows of a split, in equal numbers per class as far as possible; return a reference to them.
+
+    With the same seed, a smaller sample is the beginning of a larger one.
+    """
+    texts = _drawn(context, read_split(context, reference), rows, seed)
+    return SplitReference(split=reference.split, digest=texts.digest, rows=len(texts), drawn=(rows, seed))
+
+
+def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
+    """Read the texts of a reference.
+
+    Raises:
+        InputError: if the data changed after the reference was made.
+    """
+    splits = _splits(context.data, context.labels, context.seed)  # pyright: ignore[reportArgumentType]
+    texts: LabelledTexts = getattr(splits, reference.split)
+    if reference.drawn:
+        texts = _drawn(context, texts, *reference.drawn)
+    if texts.digest != reference.digest:
+        raise InputError("the data changed during the run", reference.split, "run again")
+    return texts
+
+
+def read_model(
+    context: RunContext, model: ModelReference, prompt_template: PromptTemplate, attention: str | None = None
+) -> tuple[LanguageModel, TokenisedTemplate]:
+    """Load the frozen model for the run's device and number of threads; tokenise the prompt template."""
+    # Imported here because torch and transformers take seconds to import, and cached stages do not need them.
+    import torch
+
+    from gradmm.lm.language_model import load_language_model
+    from gradmm.lm.template import tokenise_template
+
+    if context.threads:
+        torch.set_num_threads(context.threads)
+    language_model = load_language_model(model, context.device, attention)
+    return language_model, tokenise_template(language_model, prompt_template)
+
+
+def _drawn(context: RunContext, texts: LabelledTexts, rows: int, seed: int) -> LabelledTexts:
+    from gradmm.data.examples import class_counts, sample_class_rows  # imported here because it imports torch
+
+    return texts.take(sample_class_rows(texts.labels, class_counts(rows, context.labels), seed))
+
+
+@lru_cache(maxsize=1)
+def _splits(settings: DataSettings, labels: tuple[int, ...], seed: int) -> Splits:
+    return load_splits(settings, labels, seed)
+
+
+def _reference(split: str, texts: LabelledTexts) -> SplitReference:
+    return SplitReference(split=split, digest=texts.digest, rows=len(texts))

@@ -1,0 +1,42 @@
+"""Gradients of an arm's texts and of real texts along fine-tuning on the arm, with one seed."""
+
+from __future__ import annotations
+
+from gradmm.config.settings import FinetuneEvalSettings
+from gradmm.data.examples import Examples, class_counts
+from gradmm.evaluation.arm import Arm
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.template import PromptTemplate, tokenise_texts
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.studies.gradient_path import gradient_path as measured_path
+from gradmm.tasks.finetune_eval import finetuning_of, tokenised
+from gradmm.tasks.runtime.arm_texts import ArmTexts
+from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
+
+
+@stage_task("gradient_path")
+def gradient_path(
+    context: RunContext,
+    arm: Arm,
+    made: StageArtifact | None,
+    size: int,
+    train: SplitReference,
+    real: SplitReference,
+    model: ModelReference,
+    prompt_template: PromptTemplate,
+    settings: FinetuneEvalSettings,
+) -> Outcome:
+    """Measure one run of fine-tuning: the settings have a single seed and learning rate.
+
+    Args:
+        made: the source of the arm's texts; see `ArmTexts`.
+        real: the sample of real rows, the same for every arm and seed.
+    """
+    (seed,), (learning_rate,) = settings.seeds, settings.learning_rates
+    trainer = finetuning_of(context, model, prompt_template, settings)
+    texts = ArmTexts(context, arm, made, train).of(class_counts(size, prompt_template.labels), seed)
+    tokens = tokenise_texts(trainer.tokenizer, texts.texts, trainer.template.max_text_tokens, arm.name)
+    examples, real_examples = Examples(tokens, texts.labels), tokenised(trainer, context, real)
+    frame = measured_path(trainer, arm.name, examples, real_examples, learning_rate, seed)
+    figures = {"texts": len(examples), "real_rows": len(real_examples), "learning_rate": learning_rate}
+    return frame.assign(size=size, texts=len(examples), real_rows=len(real_examples)), figures

@@ -1,0 +1,276 @@
+"""The comparison on a tiny model: its results, what it reuses from a run, and how it resumes after a stop."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from gradmm.config.recipe import Recipe
+from gradmm.data.examples import Examples, class_counts
+from gradmm.data.splits import LabelledTexts, load_splits
+from gradmm.deployments.cli.history import past_runs
+from gradmm.deployments.cli.main import main
+from gradmm.errors import BudgetExhausted
+from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.flows.distil import distil
+from gradmm.flows.studies.flows import compare
+from gradmm.outputs.record import StageRecord
+from gradmm.privacy.ledger import Ledger
+from gradmm.storage.artifacts import Root
+from gradmm.studies.arms import ARMS, PRODUCT
+from gradmm.studies.record import StudyRecord
+from gradmm.tasks.runtime.arm_texts import ArmTexts
+from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
+
+SIZES, SEEDS = (2, 5), (0, 1, 2)
+
+#: Arms with sizes.
+EVALUATED = [name for name in ARMS if name not in ("before", "real-1k")]
+
+#: Public examples for few-shot; the label filter itself stays off.
+EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label": 0}]
+
+
+@pytest.fixture
+def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
+    return tiny_recipe(
+        label_filter={"exemplars": EXEMPLARS},
+        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": 2, "evaluate_every": 1},
+    )
+
+
+def with_seeds(recipe: Recipe, *seeds: int) -> Recipe:
+    evaluation = recipe.finetune_eval.model_copy(update={"seeds": seeds})
+    return recipe.model_copy(update={"finetune_eval": evaluation})
+
+
+@pytest.fixture(scope="module")
+def first_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture
+def root(first_root: Path, recipe: Recipe) -> Path:
+    """A root with a finished comparison, always at the same path, as references are absolute."""
+    pristine = first_root.with_name("pristine-compare")
+    if not pristine.exists():
+        compare(recipe, first_root, SIZES)
+        shutil.copytree(first_root, pristine)
+    shutil.rmtree(first_root)
+    shutil.copytree(pristine, first_root)
+    return first_root
+
+
+def executed(record: StudyRecord) -> Counter[str]:
+    """The stages that were not cached."""
+    return Counter(stage.stage for stage in record.stages if not stage.cached)
+
+
+def stages(record: StudyRecord, name: str) -> list[StageRecord]:
+    return [stage for stage in record.stages if stage.stage == name]
+
+
+def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(root: Path, recipe: Recipe) -> None:
+    record = compare(recipe, root, SIZES)
+    assert not executed(record)
+    table = record.table.read()
+    expected = [(name, size) for name, arm in ARMS.items() for size in arm.sizes(SIZES)]
+    assert [*zip(table["arm"], table["size"], strict=True)] == expected
+    assert (record.arms, record.sizes, record.seeds) == (tuple(ARMS), SIZES, SEEDS)
+    assert record.commit
+    # One target for all arms.
+    assert len(list(root.glob("stages/target_gradient/*"))) == 1
+    (first, second), faults = past_runs(root)
+    assert not faults
+    assert first.run_id == record.run_id
+    assert second.run_id.endswith("-tiny-compare")
+    assert first.report.name == "tables.md"
+    # Seven arms of two sizes with three seeds, real-1k with three, and the model before.
+    assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 3 + 1
+
+
+def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:
+    record = compare(recipe, root, SIZES)
+    rows = pd.concat([pd.read_parquet(stage.path) for stage in stages(record, "arm_eval")])
+    searched = rows.groupby(["arm", "size", "seed"])["learning_rate"].nunique().unstack("seed")
+    assert (searched.drop(index="before")[0] == 2).all()  # tried by the first seed for all
+    assert (searched.drop(index="before")[[1, 2]] == 1).all(axis=None)
+    table = record.table.read().set_index(["arm", "size"])
+    for (arm, size), own in rows.groupby(["arm", "size"]):
+        assert own.loc[own["seed"] > 0, "learning_rate"].isin([table.loc[(arm, size), "learning_rate"]]).all()
+        accuracies = own.loc[own["split"] == "test", "accuracy"]
+        assert accuracies.min() <= table.loc[(arm, size), "accuracy"] <= accuracies.max()
+        assert table.loc[(arm, size), "texts"] == own.drop_duplicates("seed")["texts"].mean()
+        if ARMS[arm].private_rows:
+            assert own["texts"].unique().tolist() == [min(size, 40)]
+    measured = pd.concat([pd.read_parquet(stage.path) for stage in stages(record, "arm_measures")])
+    assert table.loc[("random", 5), "log_perplexity"] == pytest.approx(
+        measured.loc[(measured["arm"] == "random") & (measured["size"] == 5), "log_perplexity"].mean()
+    )
+    assert measured.groupby(["arm", "size"])["log_perplexity"].nunique()["random", 5] == 3  # a draw per seed
+    assert measured.groupby(["arm", "size"])["log_perplexity"].nunique()[PRODUCT, 5] == 3  # a generation per seed
+    assert measured.groupby(["arm", "size"])["log_perplexity"].nunique()["herding", 5] == 1
+    assert np.isfinite(measured["frechet_distance"]).all()
+
+
+def test_rerank_costs_as_many_passes_as_the_product(root: Path, recipe: Recipe) -> None:
+    record = compare(recipe, root, SIZES, ("rerank",))
+    made = stages(record, "generation")
+    passes = {stage.sha256: stage.figures["token_passes_per_text"] for stage in made}
+    assert len(passes) == len(made) == 3 + 2 + 3  # the product, two trials, and rerank
+    one, two = sorted(passes.values())[:2]
+    product, rerank = made[0].figures["token_passes_per_text"], made[-1].figures["token_passes_per_text"]
+    assert rerank == pytest.approx(product, abs=0.51 * (two - one) + 0.2 * one)
+    assert rerank > 5 * one
+
+
+def test_baselines_write_other_texts(root: Path, recipe: Recipe) -> None:
+    record = compare(recipe, root, SIZES, ("zero-shot", "few-shot"))
+    texts = [set(pd.read_parquet(stage.path)["text"]) for stage in stages(record, "generation")]
+    assert [len(each) for each in texts] == [8] * 3 * 3  # three arms, three seeds
+    assert all(len(a & b) < 4 for i, a in enumerate(texts) for b in texts[:i])
+
+
+def test_a_comparison_after_a_run_repeats_no_stage(recipe: Recipe, tmp_path: Path) -> None:
+    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
+    distil(**blocks, root=tmp_path)
+    (first, *_) = recipe.finetune_eval.seeds
+    assert first == recipe.seed
+    record = compare(with_seeds(recipe, first), tmp_path, (2,), ("before",))
+    assert set(executed(record)) == {"arm_eval", "arm_measures", "compare"}
+
+
+def test_another_seed_or_size_runs_only_what_is_new(
+    root: Path, recipe: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
+    assert "real-1k has 960 texts fewer than 1000" in caplog.text
+    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 4)
+    assert executed(record) == {"arm_eval": 7 * 2 + 1, "arm_measures": 8, "compare": 1} | texts
+    record = compare(recipe, root, (*SIZES, 4))
+    assert executed(record) == {"arm_eval": 7 * 3, "arm_measures": 7, "compare": 1}
+
+
+def test_a_stopped_comparison_resumes_where_it_was(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms, began = ("random", "zero-shot"), []
+    whole = Finetuning.checkpoints
+
+    def stopped(self: Finetuning, examples: Examples, learning_rate: float, seed: int, description: str):
+        began.append(description)
+        if len(began) == 7:
+            raise KeyboardInterrupt
+        return whole(self, examples, learning_rate, seed, description)
+
+    monkeypatch.setattr(Finetuning, "checkpoints", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, tmp_path, (2,), arms)
+    monkeypatch.undo()
+    # Each arm finished its first seed, two trainings for two rates. The next training was stopped.
+    finished = len(list(tmp_path.glob("stages/arm_eval/*.parquet")))
+    assert finished == 3
+    assert not list(tmp_path.glob("runs/*"))
+    record = compare(recipe, tmp_path, (2,), arms)
+    assert executed(record) == {"arm_eval": 3 * 3 - finished, "arm_measures": 3, "compare": 1}
+
+
+def test_a_guarantee_adds_one_release_and_one_arm(root: Path, recipe: Recipe) -> None:
+    recipe = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"delta": 1e-5})})
+    for _ in range(2):  # the second run draws no noise
+        record = compare(recipe, root, (2,), ("random",), (1.0,))
+        assert record.arms == ("random", PRODUCT, f"{PRODUCT}, epsilon 1")
+        assert record.guarantees[f"{PRODUCT}, epsilon 1"].epsilon == 1.0
+        assert record.guarantee.epsilon is None
+        assert len(Ledger.of(root, recipe.ledger).entries()) == 1
+    assert not executed(record)
+    table = record.table.read().set_index("arm")
+    assert table["verdict"].notna().to_dict() == {"random": True, PRODUCT: False, f"{PRODUCT}, epsilon 1": True}
+
+
+def test_an_insufficient_budget_is_refused_before_any_fine_tuning(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"delta": 1e-5})})
+    with pytest.raises(BudgetExhausted):
+        compare(recipe, tmp_path, (2,), ("random",), (1.0, 1.5))
+    assert not list(tmp_path.glob("stages/arm_eval/*"))
+    assert not list(tmp_path.glob("stages/generation/*"))
+
+
+def test_no_text_of_the_private_rows_is_kept(root: Path, recipe: Recipe, tiny_data: Path) -> None:
+    kept = b"".join(
+        file.read_bytes()
+        for folder in ("runs", "stages/coresets", "stages/arm_eval", "stages/arm_measures", "stages/compare")
+        for file in root.glob(f"{folder}/**/*")
+        if file.is_file()
+    )
+    assert kept
+    for text in pd.read_parquet(tiny_data / "train.parquet")["text"]:
+        assert text.encode() not in kept
+    (file,) = root.glob("stages/coresets/*.parquet")
+    assert pd.read_parquet(file).columns.tolist() == ["method", "label", "rank", "row"]
+
+
+def test_arms_of_real_rows_take_rows_of_the_train_split(root: Path, recipe: Recipe) -> None:
+    train = load_splits(recipe.data, (0, 1), recipe.seed).train
+    context = RunContext(
+        root=Root(path=root), recipe="tiny", data=recipe.data, labels=(0, 1), seed=recipe.seed, device="cpu"
+    )
+    reference = SplitReference(split="train", digest=train.digest, rows=len(train))
+    (file,) = root.glob("stages/coresets/*.parquet")
+    selected = Root(path=root).find_stage("coresets", file.stem)
+    assert selected is not None
+    rows = selected.read()
+
+    def texts(arm: str, size: int, seed: int) -> LabelledTexts:
+        made = selected if ARMS[arm].source == "coreset" else None
+        return ArmTexts(context, ARMS[arm], made, reference).of(class_counts(size, (0, 1)), seed)
+
+    for method in ("herding", "k-center"):
+        of_method = rows[rows["method"] == method]
+        chosen = [
+            *of_method.query("label == 0 and rank <= 3")["row"],
+            *of_method.query("label == 1 and rank <= 2")["row"],
+        ]
+        assert texts(method, 5, 0) == texts(method, 5, 1) == train.take(chosen)
+        assert Counter(texts(method, 5, 0).labels) == {0: 3, 1: 2}
+    drawn = [texts("random", 6, seed) for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
+    assert all(Counter(each.labels) == {0: 3, 1: 3} for each in drawn)
+    assert set(drawn[0].texts) <= set(train.texts)
+    assert set(texts("random", 2, 0).texts) < set(drawn[0].texts)
+    assert Counter(texts("real-1k", 1000, 0).labels) == Counter(train.labels)
+
+
+def test_the_command_prints_the_table_and_refuses_bad_arguments(
+    recipe: Recipe, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["compare", str(file), "--root", str(root), *arguments])
+        return status, *capfd.readouterr()
+
+    status, out, _ = run("--sizes", "5", "2", "--seeds", "0", "1", "2", "--arms", "random")
+    assert status == 0
+    assert "| random |" in out
+    assert "| gradmm |" in out
+    assert "gradmm compare " in out
+    assert "--arms random`" in out
+    for arguments, line in (
+        (["--sizes", "7"], "--sizes: 7 texts of 2 classes exceed loss_selection.per_class=3"),
+        (["--arms", "coresets"], "--arms: no arm 'coresets'; choose from before"),
+        (["--seeds", "-1"], "finetune_eval.seeds"),
+        (["--epsilon", "1"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),
+    ):
+        status, _, err = run(*arguments)
+        assert status == 2
+        (message,) = [text for text in err.splitlines() if text.startswith("gradmm: ")]
+        assert line in message

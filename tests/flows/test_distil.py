@@ -1,0 +1,328 @@
+"""The whole flow on a tiny model: what is made, what is cached, what runs again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+from gradmm.config.recipe import Recipe
+from gradmm.data.examples import Examples, HeldOut
+from gradmm.data.splits import load_splits
+from gradmm.evaluation.finetune_eval import Finetuning, chosen_learning_rate, evaluate_arm
+from gradmm.flows.distil import distil
+from gradmm.flows.pipeline import prompt_template_of
+from gradmm.gradients.head_gradient import HeadGradients, head_gradients
+from gradmm.lm.language_model import load_language_model
+from gradmm.lm.model_reference import resolve_model
+from gradmm.lm.template import tokenise_template, tokenise_texts
+from gradmm.outputs.record import RunRecord
+from gradmm.storage.artifacts import METADATA_KEY
+from gradmm.target import checkpoint, target_gradient
+from tests.flows.conftest import STAGES_OF_THE_PAPER
+
+EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
+
+
+def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
+    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
+    return distil(**blocks, root=root, **options)
+
+
+def ran(record: RunRecord) -> list[str]:
+    """The stages that were not cached."""
+    return [stage.stage for stage in record.stages if not stage.cached]
+
+
+@pytest.fixture(scope="module")
+def first_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture
+def root(first_root: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> Path:
+    """A root in which the tiny recipe has run, as it was then. References hold absolute paths, so it stays put."""
+    if not (first_root / "runs").exists():
+        run(tiny_recipe(), first_root)
+        shutil.copytree(first_root, first_root.with_name("pristine"))
+    shutil.rmtree(first_root)
+    shutil.copytree(first_root.with_name("pristine"), first_root)
+    return first_root
+
+
+def test_a_run_makes_all_seven_stages_and_a_second_one_only_reads_them(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    record = run(tiny_recipe(), root)
+    assert [stage.stage for stage in record.stages] == EVERY_STAGE
+    assert ran(record) == []
+    first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
+    assert [stage["cached"] for stage in first["stages"]] == [False] * 8
+    assert [stage["sha256"] for stage in first["stages"]] == [stage["sha256"] for stage in second["stages"]]
+
+
+def test_cached_runs_in_a_row_keep_no_file_open_and_leave_a_run_folder_each(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    """As a schedule makes them; `benchmarks.load runs` measures a hundred."""
+    process, held = psutil.Process(), []
+    before = set(root.rglob("*"))
+    for _ in range(5):
+        assert ran(run(tiny_recipe(), root)) == []
+        held.append((process.num_fds(), process.num_threads()))
+    files, threads = held[-1]
+    assert files <= held[1][0] + 2
+    assert threads <= held[1][1] + 2
+    added = {path.relative_to(root).parts[:2] for path in set(root.rglob("*")) - before}
+    assert len([place for place in added if place[0] == "runs"]) == 5
+    assert {place[0] for place in added} == {"runs"}
+
+
+def test_a_target_that_was_killed_goes_on_to_the_same_bytes_and_leaves_nothing_behind(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def killed_at_the_third_batch(*arguments: Any) -> HeadGradients:
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return head_gradients(*arguments)
+
+    recipe = tiny_recipe(target_gradient={"batch_size": 8})
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
+    monkeypatch.setattr(target_gradient, "head_gradients", killed_at_the_third_batch)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, tmp_path)
+    (left,) = (tmp_path / "unfinished").iterdir()
+    assert left.name.startswith("target_gradient-")
+    record = run(recipe, tmp_path)
+    assert len(seen) == 2 + 1 + 4  # 2 x 20 records in batches of 8 are 6
+    assert not list((tmp_path / "unfinished").iterdir())
+    shutil.rmtree(tmp_path / "stages")
+    assert run(recipe, tmp_path).stage("target_gradient").sha256 == record.stage("target_gradient").sha256
+
+
+def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) -> None:
+    import pyarrow.parquet as pq
+
+    files = list(root.glob("stages/*/*.parquet"))
+    assert {file.parent.name for file in files} == set(STAGES) - {
+        "target_space",
+        "mechanism_audit",
+        *OF_STUDIES,
+    }
+    digests = set()
+    for file in files:
+        assert len(pd.read_parquet(file)) > 0
+        described = json.loads(pq.read_schema(file).metadata[METADATA_KEY])
+        assert described["stage"] == file.parent.name
+        assert described["code"].startswith("gradmm ")
+        assert described["upstream"]
+        assert set(described) == {"stage", "code", "settings", "upstream", "figures"}
+        digests.add(described["stage"])
+    of_filter = next(f for f in files if f.parent.name == "loss_selection")
+    described = json.loads(pq.read_schema(of_filter).metadata[METADATA_KEY])
+    assert described["settings"]["settings"] == {"per_class": 3, "by": "text", "near_duplicate": 0.5}
+    assert set(described["upstream"]) == {"texts", "target", "model"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory's peak is Linux's")
+def test_memory_is_told_of_stages_that_ran(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    record = run(tiny_recipe(loss_selection={"per_class": 1}), root)
+    for stage in record.stages:
+        assert stage.peak_memory is None if stage.cached else stage.peak_memory > 2**26
+        assert bool(stage.memory) != stage.cached
+
+
+def test_changing_a_filter_runs_it_and_what_follows_it(
+    root: Path, tiny_recipe: Callable[..., Recipe], caplog: pytest.LogCaptureFixture
+) -> None:
+    fine_tunings = set(root.glob("stages/arm_eval/*"))
+    record = run(tiny_recipe(loss_selection={"per_class": 2}), root)
+    assert ran(record) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    # The model before fine-tuning is not measured again, and no arm is said to be short of texts.
+    assert len(set(root.glob("stages/arm_eval/*")) - fine_tunings) == 2
+    assert "fewer than" not in caplog.text
+
+
+def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    settings = {"seeds": [7, 8], "learning_rates": [1e-6, 3e-3], "max_test_rows": 10}
+    recipe = tiny_recipe(finetune_eval=settings)
+    before = set(root.glob("stages/arm_eval/*"))
+    record = run(recipe, root)
+    frame = pd.read_parquet(record.stage("finetune_eval").path)
+
+    reference = resolve_model(recipe.model)
+    language_model = load_language_model(reference, "cpu")
+    template = tokenise_template(language_model, prompt_template_of(recipe))
+    trainer = Finetuning(
+        reference, language_model.tokenizer, language_model.device, template, recipe.finetune_eval
+    )
+
+    def tokenised(texts: Sequence[str], labels: Sequence[int]) -> Examples:
+        return Examples(tokenise_texts(language_model.tokenizer, texts, template.max_text_tokens, ""), labels)
+
+    splits = load_splits(recipe.data, (0, 1), recipe.seed)
+    train, validation, test = (
+        tokenised(s.texts, s.labels) for s in (splits.train, splits.validation, splits.test)
+    )
+    held_out = HeldOut(validation, test).limited(recipe.finetune_eval, 7)
+    kept = pd.read_parquet(record.stage("category_balance").path).query("kept")
+    counts = Counter(kept["label"])
+    synthetic = tokenised(kept["text"].tolist(), kept["label"].tolist())
+    for arm, draw in (
+        ("synthetic", lambda _: synthetic),
+        ("real", lambda seed: train.sample_classes(counts, seed)),
+    ):
+        rows = frame[frame["arm"] == arm]
+        rate = chosen_learning_rate(rows)
+        runs = rows[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
+        assert runs == [[7, 1e-6], [7, 3e-3], [8, rate]]
+        for seed, rates in ((7, (1e-6, 3e-3)), (8, (rate,))):
+            update = {"seeds": (seed,), "learning_rates": rates}
+            one = replace(trainer, settings=recipe.finetune_eval.model_copy(update=update))
+            expected = evaluate_arm(one, arm, draw(seed), held_out)
+            pd.testing.assert_frame_equal(rows[rows["seed"] == seed].reset_index(drop=True), expected)
+    made = set(root.glob("stages/arm_eval/*"))
+    assert len(made - before) == 1 + 2 * 2  # before, as other test rows are drawn, and two arms of two seeds
+    run(tiny_recipe(finetune_eval=settings | {"seeds": [7, 8, 9]}), root)
+    assert len(set(root.glob("stages/arm_eval/*")) - made) == 2
+
+
+def test_figures_say_what_texts_cost_and_how_they_match_as_a_set(
+    root: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    record = run(tiny_recipe(), root)
+    generated, selected = record.stage("generation"), record.stage("loss_selection")
+    rows = pd.read_parquet(generated.path)
+    # Reading a text takes at least its five tokens, and the search reads four, then twice four.
+    assert rows["token_passes"].min() > 5 * (4 + 2 * 4)
+    assert generated.figures["token_passes_per_text"] == pytest.approx(rows["token_passes"].mean())
+    for stage in (generated, selected, record.stage("category_balance")):
+        assert 0 < stage.figures["distinct_2"] <= 1
+        assert 0 <= stage.figures["self_bleu"] <= 1
+    for figure in ("set_matching_loss", "set_matching_loss_before"):
+        assert 0 <= selected.figures[figure] <= 2
+
+
+def test_admm_makes_other_texts_for_the_same_target(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    searched = run(tiny_recipe(), root)
+    by_admm = run(tiny_recipe(generation=tiny_recipe().generation.model_dump() | {"method": "admm"}), root)
+    assert ran(by_admm)[0] == "generation"
+    assert by_admm.stage("generation").rows == searched.stage("generation").rows == 8
+    assert by_admm.stage("generation").sha256 != searched.stage("generation").sha256
+
+
+def test_choosing_the_best_set_runs_the_filters_only(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    record = run(tiny_recipe(loss_selection={"by": "set"}), root)
+    assert ran(record)[0] == "loss_selection"
+    assert record.stage("loss_selection").figures["kept_by_label"] == {"0": 3, "1": 3}
+
+
+@pytest.mark.parametrize("stage", ["target_gradient", "loss_selection", "finetune_eval"])
+def test_deleting_a_parquet_runs_its_stage_and_no_other(
+    root: Path, tiny_recipe: Callable[..., Recipe], stage: str
+) -> None:
+    for file in root.glob(f"stages/{stage}/*.parquet"):
+        file.unlink()
+    assert ran(run(tiny_recipe(), root)) == [stage]
+
+
+def test_a_damaged_parquet_runs_its_stage_and_no_other(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    (file,) = root.glob("stages/label_filter/*.parquet")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert ran(run(tiny_recipe(), root)) == ["label_filter"]
+
+
+def test_deleting_a_shard_keeps_the_others(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    shards = sorted(root.glob("stages/generation_shard/*.parquet"))
+    assert len(shards) == 4
+    before = {file: file.stat().st_mtime_ns for file in shards}
+    shards[2].unlink()
+    assert ran(run(tiny_recipe(), root)) == ["generation"]
+    again = {file: file.stat().st_mtime_ns for file in shards}
+    assert [file for file in shards if again[file] != before[file]] == [shards[2]]
+
+
+def test_more_texts_keep_the_shards_that_are_there(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    before = set(root.glob("stages/generation_shard/*.parquet"))
+    run(tiny_recipe(generation={**tiny_recipe().generation.model_dump(), "per_class": 6}), root)
+    after = set(root.glob("stages/generation_shard/*.parquet"))
+    assert before < after
+    assert len(after - before) == 2
+
+
+def test_settings_that_decide_nothing_run_nothing(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    recipe = tiny_recipe(target_gradient={"batch_size": 3}, label_filter={"enabled": False, "batch_size": 1})
+    assert ran(run(recipe, root)) == []
+
+
+def test_wording_for_the_generator_leaves_the_target_alone(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    """The target is the private release: rewording an instruction must not draw another."""
+    classes = [c.model_dump() | {"instruction": "they said :\n"} for c in tiny_recipe().classes]
+    recipe = tiny_recipe(classes=classes)
+    assert "target_gradient" not in ran(run(recipe, root))
+    assert "generation" in ran(run(recipe.model_copy(update={"seed": 5}), root))
+
+
+def test_changed_data_runs_everything_from_the_target_on(
+    root: Path, tiny_recipe: Callable[..., Recipe], tiny_data: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    train = pd.read_parquet(data / "train.parquet")
+    train.loc[0, "text"] = "a new and better text"
+    train.to_parquet(data / "train.parquet")
+    moved = tiny_recipe(data={"path": str(data)})
+    assert ran(run(moved, root))[0] == "target_gradient"
+    # The same texts at another place are the same data.
+    train.loc[0, "text"] = pd.read_parquet(tiny_data / "train.parquet").loc[0, "text"]
+    train.to_parquet(data / "train.parquet")
+    assert ran(run(moved, root)) == []
+
+
+def test_forcing_a_stage_runs_it(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    assert ran(run(tiny_recipe(), root, force=("label_filter",))) == ["label_filter"]
+
+
+def test_forcing_a_stage_runs_its_shards_again(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    began = {file: file.stat().st_mtime_ns for file in root.glob("results/arm_eval/*")}
+    assert len(began) == 3
+    assert ran(run(tiny_recipe(), root, force=("finetune_eval",))) == ["finetune_eval"]
+    assert all(file.stat().st_mtime_ns > before for file, before in began.items())
+
+
+def test_a_private_target_is_drawn_once_and_kept(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    private = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5})
+    first = run(private, root)
+    assert first.guarantee.epsilon == 1.0
+    changed = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5}, loss_selection={"per_class": 2})
+    second = run(changed, root)
+    assert first.stage("target_gradient").sha256 == second.stage("target_gradient").sha256
+    assert second.stage("target_gradient").cached
+
+
+def test_the_release_loads_and_says_nothing_private(root: Path, tmp_path: Path, tiny_data: Path) -> None:
+    from datasets import load_dataset
+
+    (release,) = root.glob("runs/*/release")
+    dataset = load_dataset(str(release), cache_dir=str(tmp_path / "cache"))["train"]
+    assert {"text", "label"} <= set(dataset.column_names)
+    assert dataset.features["label"].names == ["bad", "good"]
+    published = b"".join(file.read_bytes() for file in release.rglob("*") if file.is_file())
+    for text in pd.read_parquet(tiny_data / "train.parquet")["text"]:
+        assert text.encode() not in published
+        assert text not in dataset["text"]
+    assert str(tiny_data).encode() not in published

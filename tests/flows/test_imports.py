@@ -1,0 +1,34 @@
+"""What starts fast stays fast: libraries that take seconds are imported where they are needed, and not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Of models and statistics: a run whose stages are all cached computes nothing.
+OF_COMPUTING = {"torch", "transformers", "tokenizers", "sklearn", "matplotlib", "datasets"}
+HEAVY = OF_COMPUTING | {"prefect", "pandas", "pyarrow", "scipy", "numpy", "dp_accounting"}
+
+
+def imported(code: str) -> set[str]:
+    """Top-level packages that a fresh process has imported after some code."""
+    listing = f"import sys\n{code}\nprint('|', *{{name.partition('.')[0] for name in sys.modules}})"
+    finished = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    return set(finished.stdout.rpartition("|")[2].split())
+
+
+@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "--show", "demo"], ["runs", "--root", "ROOT"]])
+def test_small_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    words = [str(tmp_path) if word == "ROOT" else word for word in arguments]
+    found = imported(f"from gradmm.deployments.cli.main import main\nassert main({words!r}) == 0")
+    assert "yaml" in found or "pydantic" in found  # what it did import is seen
+    assert not found & HEAVY
+
+
+def test_the_flow_and_its_table_import_nothing_that_only_stages_compute_with() -> None:
+    found = imported("import gradmm.flows.distil, gradmm.deployments.cli.summary")
+    assert "prefect" in found
+    assert not found & OF_COMPUTING

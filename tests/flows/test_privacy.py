@@ -1,0 +1,432 @@
+"""The privacy promise over whole runs: what is charged, what is refused, and what private data can reach."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import gradmm.tasks.runtime.inputs
+import gradmm.tasks.target_gradient
+from gradmm.config.recipe import Recipe
+from gradmm.errors import InputError
+from gradmm.filters.label_filter import filter_labels
+from gradmm.filters.rows import kept_texts
+from gradmm.filters.subset_selection import target_set
+from gradmm.flows.distil import distil
+from gradmm.generation.generation import generate
+from gradmm.outputs.record import RunRecord
+from gradmm.privacy.ledger import Entry, Ledger
+from gradmm.storage.artifacts import METADATA_KEY
+from gradmm.target import checkpoint
+from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE
+from gradmm.target.probe import Moments, Probe
+from gradmm.target.tables import matrix_of
+from gradmm.tasks.runtime.registry import STAGE_VERSIONS
+
+#: Large enough that a release of a few records is not all noise.
+PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "declared_records": 200}
+SPACE = {
+    "space": "public-subspace",
+    "subspace_dimensions": 4,
+    "centred": True,
+    "public_texts": 8,
+    "public_text_tokens": 5,
+    "probe_share": 0.5,
+    "probe_dimensions": 3,
+}
+
+#: The stages that private records reach, in the order in which they run. All else sees the noisy target only.
+READ_PRIVATE_DATA = ["target_gradient", "arm_eval", "mia_audit", "memorisation"]
+
+
+@pytest.fixture
+def private_recipe(tiny_recipe: Callable[..., Recipe]) -> Callable[..., Recipe]:
+    def build(privacy: dict | None = None, **changes: dict) -> Recipe:
+        changes.setdefault("target_gradient", SPACE)
+        return tiny_recipe(privacy=PRIVACY | (privacy or {}), **changes)
+
+    return build
+
+
+def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
+    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
+    return distil(**blocks, root=root, **options)
+
+
+def releases(recipe: Recipe, root: Path) -> list[Entry]:
+    return Ledger.of(root, recipe.ledger).entries()
+
+
+def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = private_recipe()
+    first = run(recipe, tmp_path)
+    assert first.stages[0].stage == "target_space"
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.sha256 == first.stage("target_gradient").sha256
+    assert entry.release.epsilon == 4.0
+    assert entry.release.space == "public-subspace, centred, and a probe"
+    assert first.guarantee.releases == 1
+    assert first.guarantee.composed_epsilon == pytest.approx(4.0)
+
+    retuned = run(private_recipe(loss_selection={"per_class": 2}), tmp_path)
+    shutil.rmtree(tmp_path / "results")  # all that Prefect remembers
+    resumed = run(recipe, tmp_path)
+    for later in (retuned, resumed):
+        assert later.stage("target_gradient").sha256 == entry.sha256
+    assert releases(recipe, tmp_path) == [entry]
+
+
+def test_a_run_killed_between_publishing_and_recording_is_not_charged_twice(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = private_recipe()
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
+
+    def killed(self: Ledger, entry_id: str, sha256: str) -> Entry:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path)
+    (begun,) = releases(recipe, tmp_path)
+    assert begun.sha256 is None
+    assert list((tmp_path / "unfinished").iterdir())
+    record = run(recipe, tmp_path)
+    (finished,) = releases(recipe, tmp_path)
+    assert finished.id == begun.id
+    assert finished.sha256 == record.stage("target_gradient").sha256
+    assert not list((tmp_path / "unfinished").iterdir())  # no clean sum outlives its release
+
+
+def test_a_run_killed_before_publishing_has_spent_its_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = private_recipe()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gradmm.tasks.target_gradient, "_publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path)
+    assert len(releases(recipe, tmp_path)) == 1
+    with pytest.raises(InputError, match=r"budget of 4 \(1 release so far\)"):
+        run(recipe, tmp_path)
+    record = run(private_recipe({"budget_epsilon": 9.0}), tmp_path)
+    assert record.guarantee.releases == 2
+    assert 4 < (record.guarantee.composed_epsilon or 0) < 8  # composition is better than addition
+    assert "The 2 releases from these data" in record.guarantee.sentence
+
+
+def test_a_skipped_ledger_is_caught(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def skipped(*_: object) -> Iterator[Callable[[str], None]]:
+        yield lambda sha256: None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", skipped)
+        with pytest.raises(InputError, match="no charged release matches the private target"):
+            run(private_recipe(), tmp_path)
+    assert not list(tmp_path.glob("stages/generation_shard/*"))
+
+
+def test_a_target_whose_ledger_is_gone_is_not_used(private_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = private_recipe()
+    run(recipe, tmp_path)
+    shutil.rmtree(tmp_path / "ledger")
+    with pytest.raises(InputError, match="restore the ledger from a backup"):
+        run(recipe, tmp_path)
+    assert run(recipe, tmp_path, force=("target_gradient",)).guarantee.releases == 1
+
+
+def test_another_release_is_refused_before_any_private_data_are_read(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(private_recipe(), tmp_path)
+    other = private_recipe(target_gradient=SPACE | {"subspace_dimensions": 3})
+    before = snapshot(tmp_path, "stages/target_gradient/*")
+    with monkeypatch.context() as patch:
+        patch.setattr(gradmm.tasks.runtime.inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
+        with pytest.raises(InputError, match=r"^privacy\.budget_epsilon: this release would bring"):
+            run(other, tmp_path)
+    assert snapshot(tmp_path, "stages/target_gradient/*") == before
+    assert len(releases(other, tmp_path)) == 1
+
+
+def test_an_upgrade_makes_changed_stages_again_and_draws_no_target_that_the_budget_does_not_allow(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_version(stage: str) -> None:
+        monkeypatch.setitem(STAGE_VERSIONS, stage, STAGE_VERSIONS[stage] + 1)
+
+    first = run(private_recipe(), tmp_path)
+    raise_version("loss_selection")
+    second = run(private_recipe(), tmp_path)
+    again = [stage.stage for stage in second.stages if not stage.cached]
+    assert again == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    assert second.stage("target_gradient").sha256 == first.stage("target_gradient").sha256
+    raise_version("target_gradient")
+    with pytest.raises(InputError, match=r"^privacy\.budget_epsilon: this release would bring"):
+        run(private_recipe(), tmp_path)
+    assert len(releases(private_recipe(), tmp_path)) == 1
+    assert Path(first.stage("target_gradient").path).exists()
+
+
+@pytest.mark.parametrize("loss", ["data changed", "target deleted", "target damaged", "forced"])
+def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, loss: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    recipe = private_recipe(data={"path": str(data)})
+    root = tmp_path / "root"
+    run(recipe, root)
+    (target,) = root.glob("stages/target_gradient/*.parquet")
+    options = {}
+    if loss == "data changed":
+        train = pd.read_parquet(data / "train.parquet")
+        train.iloc[1:].to_parquet(data / "train.parquet")
+    elif loss == "target deleted":
+        target.unlink()
+    elif loss == "target damaged":
+        target.write_bytes(target.read_bytes()[:-1] + b"?")
+    else:
+        options["force"] = ("target_gradient",)
+    before = snapshot(root, "stages/target_gradient/*")
+    with pytest.raises(InputError, match="would bring the composed epsilon to"):
+        run(recipe, root, **options)
+    assert snapshot(root, "stages/target_gradient/*") == before
+    assert len(releases(recipe, root)) == 1
+    larger = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"budget_epsilon": 9.0})})
+    run(larger, root, **options)
+    assert len(releases(recipe, root)) == 2
+
+
+def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
+    private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    by_direction = run(private_recipe(), tmp_path)
+    for generation in ({"matches": "difference"}, {"loss": "distance"}):
+        record = run(private_recipe(generation=generation), tmp_path)
+        assert record.stage("target_gradient").cached
+        assert not record.stage("generation").cached
+        assert record.stage("generation").sha256 != by_direction.stage("generation").sha256
+    assert len(releases(private_recipe(), tmp_path)) == 1
+    alone = run(private_recipe(generation=generation, loss_selection={"per_class": 1}), tmp_path)
+    assert alone.stage("generation").cached
+    selection = alone.stage("loss_selection")
+    # A set of one text is as far from the target as the text is, by whichever loss.
+    losses = kept_texts(selection.read())["matching_loss"]
+    assert len(losses) == 2
+    assert selection.figures["set_matching_loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    run(tiny_recipe(target_gradient=SPACE, generation=generation), tmp_path)  # and without noise
+
+
+@pytest.mark.parametrize("epsilon", [None, 1000.0])
+def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epsilon: float | None
+) -> None:
+    matched: dict[str, dict[int, torch.Tensor]] = {"generated": {}, "selected": {}}
+
+    def generated(language_model, template, target, space, *given):
+        matched["generated"][given[2].label] = target
+        return generate(language_model, template, target, space, *given)
+
+    def selected(language_model, template, texts, label, target, *given):
+        matched["selected"][label] = target
+        return target_set(language_model, template, texts, label, target, *given)
+
+    monkeypatch.setattr("gradmm.generation.generation.generate", generated)
+    monkeypatch.setattr("gradmm.filters.subset_selection.target_set", selected)
+    privacy = PRIVACY | {"epsilon": epsilon, "clipping_norm": 0.5, "declared_records": 60}
+    record = run(tiny_recipe(privacy=privacy, target_gradient=SPACE), tmp_path)
+    space, target = record.stage("target_space"), record.stage("target_gradient")
+    for label in (0, 1):
+        count = 30.0 if epsilon else target.figures["records"][str(label)]
+        sigma = target.figures["sigma"] or 0.0
+        difference = matrix_of(pq.read_table(target.path), label)
+        # The gradient's part of 0.5^2 is a half.
+        by_chance = 0.25 / 2 / count + sigma**2 * 8 / count**2
+        trust = 1 - by_chance / float((difference / count).square().sum())
+        assert 0.01 < trust < 0.99
+        assert record.stage("generation").figures["target_trust"][str(label)] == pytest.approx(trust)
+        shrunk = trust * difference / (count * space.figures["clip_scale"][str(label)])
+        for those in matched.values():
+            assert torch.allclose(those[label], matrix_of(pq.read_table(space.path), label, "centre") + shrunk)
+
+
+def test_a_probe_is_released_with_the_target_and_its_price_is_free(
+    private_recipe: Callable[..., Recipe],
+    tiny_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judges = []
+
+    def filtered(*given):
+        judges.append(given[-1])
+        return filter_labels(*given)
+
+    monkeypatch.setattr("gradmm.filters.label_filter.filter_labels", filtered)
+    record = run(private_recipe(), tmp_path)
+    figures = record.stage("target_gradient").figures
+    assert 0 <= figures["probe_trust"] <= 1
+    assert figures["second_moment_noise"] > figures["sigma"]
+    parts = record.stage("target_gradient").read()["part"].value_counts().to_dict()
+    assert parts == {"gradient": 4, "class_sum": 2, "second_moment": 4}
+    assert record.stage("generation").read()["probe_loss"].notna().all()
+    (entry,) = releases(private_recipe(), tmp_path)
+    assert entry.release.space == "public-subspace, centred, and a probe"
+    generation = tiny_recipe().generation.model_dump() | {"probe_weight": 0.0}
+    free = run(private_recipe(generation=generation), tmp_path)
+    assert free.stage("target_gradient").cached
+    assert not free.stage("generation").cached
+    assert len(releases(private_recipe(), tmp_path)) == 1
+    # A probe that texts were made without does not judge them either.
+    files = [pq.read_schema(each.stage("label_filter").path) for each in (record, free)]
+    assert ["target" in json.loads(file.metadata[METADATA_KEY])["upstream"] for file in files] == [True, False]
+    assert [isinstance(judge, Probe) for judge in judges] == [True, False]
+    # Without one, the gradient has all of the budget: another release.
+    recipe = private_recipe({"budget_epsilon": 9.0}, target_gradient=SPACE | {"probe_share": 0.0})
+    without = run(recipe, tmp_path)
+    assert "probe_trust" not in without.stage("target_gradient").figures
+    assert without.stage("generation").read()["probe_loss"].isna().all()
+    assert len(releases(recipe, tmp_path)) == 2
+
+
+def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto"})  # of 200 records
+    record = run(recipe, tmp_path)
+    assert TOO_NOISY_FOR_A_PROBE in caplog.messages
+    caplog.clear()
+    assert record.stage("target_space").figures["probe_dimensions"] is None
+    assert set(record.stage("target_gradient").read()["part"]) == {"gradient"}
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.release.space == "public-subspace, centred"
+    # The gradient has all of C^2 then: it is the release of a recipe that asks for no probe.
+    asked = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto", "probe_share": 0.0})
+    same = run(asked, tmp_path)
+    assert TOO_NOISY_FOR_A_PROBE not in caplog.messages
+    assert all(stage.cached for stage in same.stages)
+    assert releases(asked, tmp_path) == [entry]
+
+
+def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
+    private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    run(tiny_recipe(), tmp_path)
+    unsafe = private_recipe({"unsafe_noise_seed": 1})
+    assert not run(unsafe, tmp_path).guarantee.safe
+    assert releases(unsafe, tmp_path) == []
+
+
+def test_the_discrete_sampler_is_charged_at_what_it_guarantees(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = private_recipe({"sampler": "discrete"})
+    record = run(recipe, tmp_path)
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.release.noise == "discrete-gaussian"
+    assert record.guarantee.composed_epsilon == pytest.approx(4.0, rel=1e-6)
+    assert "zero-concentrated" in record.guarantee.accountant
+
+
+def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_through_the_target_only(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same noisy target, one record more or less changes not a byte of the release."""
+    neighbour = tmp_path / "neighbour"
+    shutil.copytree(tiny_data, neighbour)
+    train = pd.read_parquet(neighbour / "train.parquet")
+    train.iloc[1:].to_parquet(neighbour / "train.parquet")
+
+    def same_target(self: object, mechanism: object) -> tuple[dict[int, torch.Tensor], Moments]:
+        random = torch.Generator().manual_seed(3)
+        sums = torch.randn(2, 4, generator=random, dtype=torch.float64)
+        second = torch.randn(4, 4, generator=random, dtype=torch.float64)
+        moments = Moments(dict(enumerate(sums)), second, 0.5, 0.5)
+        return {label: torch.randn(2, 4, generator=random) for label in (0, 1)}, moments
+
+    monkeypatch.setattr("gradmm.target.target_gradient.TargetSums.release", same_target)
+    monkeypatch.setattr("gradmm.target.target_gradient.TargetSums.cosines", lambda *_: {0: 0.0, 1: 0.0})
+    published = []
+    for name, data in {"one": tiny_data, "other": neighbour}.items():
+        record = run(private_recipe(data={"path": str(data)}), tmp_path / name)
+        assert record.stage("target_gradient").figures["records"]["0"] == 20 - (name == "other")
+        published.append(snapshot(tmp_path / name, f"runs/{record.run_id}/release/**/*"))
+    assert list(published[0]) == ["README.md", "train-00000-of-00001.parquet", "privacy.json", "recipe.yaml"]
+    assert published[0] == published[1]
+
+
+def test_private_records_reach_the_stages_that_are_named_here_and_no_others(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.context import TaskRunContext
+
+    readers = []
+    original = gradmm.tasks.runtime.inputs.load_splits
+
+    def watched(*arguments: object) -> object:
+        context = TaskRunContext.get()
+        readers.append(context.task.name if context else "the flow itself")
+        return original(*arguments)  # pyright: ignore
+
+    monkeypatch.setattr(gradmm.tasks.runtime.inputs, "load_splits", watched)
+    monkeypatch.setattr(gradmm.tasks.runtime.inputs, "_splits", lambda *arguments: watched(*arguments))
+    monkeypatch.setattr(gradmm.tasks.runtime.inputs._splits, "cache_clear", lambda: None, raising=False)
+    run(private_recipe(), tmp_path)
+    assert list(dict.fromkeys(readers)) == ["dataset_fingerprint", *READ_PRIVATE_DATA]
+
+
+def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(
+    private_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(gradmm.tasks.runtime.inputs, "load_splits", stop)
+    with pytest.raises(Stop), caplog.at_level("INFO", logger="gradmm"):
+        run(private_recipe({"epsilon": 0.05, "declared_records": 20}), tmp_path)
+    lines = [record.getMessage() for record in caplog.records]
+    expected = [line for line in lines if line.startswith("expected cosine of noisy and clean target, ")]
+    assert len(expected) == 2
+    assert any(line.startswith("WARNING: most of this target will be noise") for line in lines)
+
+
+def test_figures_of_private_data_are_in_the_private_part_only(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    record = run(private_recipe(), tmp_path)
+    folder = tmp_path / "runs" / record.run_id
+    cosine = record.stage("target_gradient").figures["cosine"]["0"]
+    assert str(cosine) in (folder / "run.json").read_text()
+    published = json.loads((folder / "release" / "privacy.json").read_text())
+    assert published["releases"] == 1
+    for file in (folder / "release").rglob("*"):
+        assert file.is_dir() or str(cosine).encode() not in file.read_bytes()
+
+
+def snapshot(root: Path, pattern: str) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(root.glob(pattern)) if file.is_file()}

@@ -1,0 +1,250 @@
+"""The studies `scarce`, `transfer`, `ablate`, `epsilon` and `distribution` on a tiny model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import PreTrainedTokenizerFast
+
+from gradmm.config.loading import load_recipe
+from gradmm.config.recipe import Recipe
+from gradmm.data.splits import load_splits
+from gradmm.deployments.cli.main import main
+from gradmm.deployments.cli.study_commands import ABLATIONS
+from gradmm.deployments.recipe_files import find_recipe, recipe_names
+from gradmm.errors import InputError
+from gradmm.flows.studies.flows import ablate, distribution, epsilon, scarce, transfer
+from gradmm.privacy.ledger import Ledger
+from gradmm.storage.artifacts import Root
+from gradmm.studies.ablations import Ablation, check_ablations, read_ablations
+from gradmm.studies.arms import PRODUCT
+from gradmm.studies.pages import study_page
+from gradmm.studies.record import StudyRecord
+from gradmm.tasks.runtime.inputs import drawn_rows, read_split
+from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
+from tests.conftest import tiny_language_model
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture
+def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
+    return tiny_recipe(
+        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": 2, "evaluate_every": 1}
+    )
+
+
+@pytest.fixture(scope="module")
+def shared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One root for all studies, so that common stages run once."""
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture(scope="module")
+def other_model(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    tiny_language_model(tokenizer, "llama", seed=1, dtype=torch.float32).model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def executed(record: StudyRecord) -> Counter[str]:
+    """The stages that were not cached."""
+    return Counter(stage.stage for stage in record.stages if not stage.cached)
+
+
+def check_folder(record: StudyRecord, root: Path) -> str:
+    """Check the files of a study's folder; return its page."""
+    folder = root / "runs" / record.run_id
+    names = {file.suffix for file in folder.iterdir()}
+    assert names == {".md", ".svg", ".png", ".json"}
+    page = (folder / "tables.md").read_text()
+    assert page == study_page(record)
+    return page
+
+
+def test_few_rows_are_balanced_nested_and_differ_between_seeds(recipe: Recipe, tmp_path: Path) -> None:
+    train = load_splits(recipe.data, (0, 1), recipe.seed).train
+    context = RunContext(
+        root=Root(path=tmp_path), recipe="tiny", data=recipe.data, labels=(0, 1), seed=recipe.seed, device="cpu"
+    )
+    whole = SplitReference(split="train", digest=train.digest, rows=len(train))
+
+    def drawn(rows: int, seed: int):
+        reference = drawn_rows(context, whole, rows, seed)
+        texts = read_split(context, reference)
+        assert (reference.digest, reference.rows) == (texts.digest, len(texts))
+        return texts
+
+    five = drawn(5, 0)
+    assert Counter(five.labels) == {0: 3, 1: 2}
+    assert set(five.texts) < set(drawn(9, 0).texts) < set(train.texts)
+    assert five == drawn(5, 0) != drawn(5, 1)
+    assert drawn(1000, 0).digest != train.digest  # in another order
+    assert sorted(drawn(1000, 0).texts) == sorted(train.texts)
+
+
+def test_scarce_texts_come_from_the_few_rows_alone(recipe: Recipe, tmp_path: Path) -> None:
+    record = scarce(recipe, tmp_path, (2, 5))
+    assert not executed(scarce(recipe, tmp_path, (5, 2)))
+    table = record.table.read()
+    assert [*zip(table["arm"], table["size"], strict=True)] == [
+        ("before", 0),
+        ("zero-shot", 6),
+        ("real rows", 2),
+        (PRODUCT, 2),
+        ("real rows", 5),
+        (PRODUCT, 5),
+    ]
+    assert table["seeds"].tolist() == [1, 3, 3, 3, 3, 3]
+    assert table.loc[table["arm"] == "real rows", "texts"].tolist() == [2, 5]
+    assert (table.loc[table["arm"] == PRODUCT, "texts"] > 2).all()
+    targets = [stage for stage in record.stages if stage.stage == "target_gradient"]
+    used = Counter(int(sum(stage.figures["records"].values())) for stage in targets)
+    assert used == {40: 1, 2: 3, 5: 3}  # all rows only for zero-shot, which does not depend on them
+    assert len({stage.sha256 for stage in targets}) == 7
+    generations = [stage for stage in record.stages if stage.stage == "generation"]
+    assert len({stage.sha256 for stage in generations}) == 3 * 3  # zero-shot and two sizes, by seed
+    page = check_folder(record, tmp_path)
+    assert "by the number of real rows" in page
+    assert "| real rows |" in page
+    against = re.findall(r"before fine-tuning: .+ \((against .+)\)$", page, re.MULTILINE)
+    assert against == [f"against 5 real rows of {PRODUCT}"]
+    with_two, with_five = table.loc[table["arm"] == PRODUCT, "texts"]
+    assert f"{PRODUCT} has {with_two:.0f}, {with_five:.0f} texts, a mean over seeds." in page
+
+
+def test_transfer_fine_tunes_every_model_on_the_same_texts(
+    recipe: Recipe, other_model: str, shared_root: Path
+) -> None:
+    record = transfer(recipe, (other_model,), shared_root)
+    table = record.table.read()
+    arms = ["before", "zero-shot", "random", "real-1k", PRODUCT]
+    assert table.groupby("model", sort=False)["arm"].agg(list).to_dict() == {
+        recipe.model.name: arms,
+        other_model: arms,
+    }
+    before = table[table["arm"] == "before"].set_index("model")["accuracy"]
+    rows = [pd.read_parquet(stage.path) for stage in record.stages if stage.stage == "arm_eval"]
+    losses = [each["loss"][0] for each in rows if each["arm"][0] == "before"]
+    assert len(set(losses)) == 2  # two models
+    assert before.between(0, 1).all()
+    assert f"### {other_model}" in check_folder(record, shared_root)
+    assert not executed(transfer(recipe, (other_model,), shared_root))
+
+
+def test_ablations_are_the_recipe_with_other_settings(recipe: Recipe, shared_root: Path) -> None:
+    ablations = (
+        Ablation(name="no edits", settings={"generation": {"search": {"rounds": 0}}}),
+        Ablation(name="no loss selection", unranked=True),
+        Ablation(name="label rows", settings={"target_gradient": {"space": "label-rows"}}),
+    )
+    record = ablate(recipe, ablations, shared_root)
+    table = record.table.read().set_index("arm")
+    assert table.index.tolist() == ["before", PRODUCT, *(each.name for each in ablations)]
+    assert table["token_passes"]["no edits"] < table["token_passes"][PRODUCT]
+    assert table["matching_loss"]["no edits"] >= table["matching_loss"][PRODUCT]
+    chosen = table.loc[[PRODUCT, "no loss selection"]]
+    assert chosen["matching_loss"].nunique() == 1  # the same texts
+    assert chosen["log_perplexity"].nunique() == 2  # another selection
+    assert np.isnan(table["matching_loss"]["before"])
+    targets = {stage.sha256 for stage in record.stages if stage.stage == "target_gradient"}
+    assert len(targets) == 2
+    assert "| label rows |" in check_folder(record, shared_root)
+    assert not executed(ablate(recipe, ablations, shared_root))
+
+
+def test_the_bundled_ablations_apply_to_the_bundled_recipes() -> None:
+    ablations = read_ablations(ABLATIONS)
+    assert len(ablations) > 10
+    for name in recipe_names():
+        check_ablations(load_recipe(find_recipe(name)), ablations)
+    assert [each.name for each in read_ablations(ABLATIONS, ["no edits"])] == ["no edits"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("name: x", "is not a list of settings"),
+        ("- settings: {}", "0.name: field required"),
+        ("- {name: x, setting: {}}", "0.setting: extra inputs are not permitted"),
+        ("- {name: gradmm}", "the name is taken"),
+        ("- {name: x}\n- {name: x}", "the name is taken"),
+        ("- {name: x, settings: {generation: {round: 1}}}", "unknown setting 'generation.round'"),
+    ],
+)
+def test_bad_ablations_are_refused_in_one_line(recipe: Recipe, tmp_path: Path, content: str, line: str) -> None:
+    file = tmp_path / "ablations.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError, match=line):
+        check_ablations(recipe, read_ablations(file))
+
+
+def test_each_epsilon_is_one_release_and_a_larger_one_preserves_more_of_the_target(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    privacy = recipe.privacy.model_copy(update={"delta": 1e-5, "budget_epsilon": 5000.0})
+    recipe = recipe.model_copy(update={"privacy": privacy})
+    record = epsilon(recipe, tmp_path, (1.0, 1000.0))
+    table = record.table.read().set_index("arm")
+    weak, strong = (f"{PRODUCT}, epsilon {each}" for each in ("1000", "1"))
+    assert table["epsilon"].dropna().to_dict() == {strong: 1.0, weak: 1000.0}
+    assert -1 <= table["target_cosine"][strong] < table["target_cosine"][weak] <= 1
+    assert table["target_cosine"].count() == 2
+    assert set(record.guarantees) == {strong, weak}
+    assert record.guarantee.epsilon is None
+    assert len(Ledger.of(tmp_path, recipe.ledger).entries()) == 2
+    assert "outside of the guarantee" in check_folder(record, tmp_path)
+    assert not executed(epsilon(recipe, tmp_path, (1000.0, 1.0)))
+
+
+def test_distances_have_their_intervals_and_the_means_of_the_comparison(recipe: Recipe, shared_root: Path) -> None:
+    record = distribution(recipe, shared_root, ("zero-shot", "random", "real-1k"))
+    table = record.table.read().set_index("arm")
+    assert table.index.tolist() == ["zero-shot", "random", PRODUCT]  # real-1k has another size
+    assert (table["half"] == table["texts"] // 2).all()
+    for measure in ("frechet_distance", "squared_mmd", "nearest_distance"):
+        assert (table[f"{measure}_low"] < table[f"{measure}_high"]).all()
+    measured = [pd.read_parquet(stage.path) for stage in record.stages if stage.stage == "arm_measures"]
+    for rows in measured:
+        assert table["frechet_distance"][rows["arm"][0]] == pytest.approx(rows["frechet_distance"].mean())
+    assert "random halves" in check_folder(record, shared_root)
+
+
+def test_the_commands_run_and_refuse_bad_arguments(
+    recipe: Recipe, shared_root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+
+    def run(study: str, *arguments: str) -> tuple[int, str, str]:
+        status = main([study, str(file), "--root", str(shared_root), *arguments])
+        return status, *capfd.readouterr()
+
+    status, out, _ = run("distribution", "--arms", "random", "--seeds", "0")
+    assert status == 0
+    assert "| random |" in out
+    assert "`gradmm distribution " in out
+    for arguments, line in (
+        (["scarce", "--rows", "1"], "--rows: [1] leaves a class empty; ask for at least 2"),
+        (["scarce", "--set", "privacy.epsilon=1", "--set", "privacy.delta=1e-5"], "privacy.epsilon: the draw"),
+        (["transfer"], "--models: none; name hub ids or folders"),
+        (["transfer", "--models", recipe.model.name], "is repeated"),
+        (["transfer", "--models", "x", "--arms", "y"], "--arms: no arm 'y'"),
+        (["ablate", "--only", "y"], "--only: no ablation 'y'; choose from"),
+        (["ablate", "--ablations", "none.yaml"], "none.yaml: cannot be read"),
+        (["epsilon"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),
+        (["distribution", "--arms", "y"], "--arms: no arm 'y'"),
+    ):
+        status, _, err = run(*arguments)
+        assert status == 2
+        (message,) = [text for text in err.splitlines() if text.startswith("gradmm: ")]
+        assert line in message

@@ -1,0 +1,361 @@
+"""The mechanism's audit: valid bounds, a published number, and planted bugs that it must detect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from gradmm.audit.mechanism_audit import (
+    CHUNK_NUMBERS,
+    COLUMNS,
+    MechanismAudit,
+    correct_guesses,
+    mechanism_audit,
+    one_run_scores,
+)
+from gradmm.audit.one_run import expected_correct_guesses, one_run_epsilon, one_run_p_value
+from gradmm.audit.repeated_draws import (
+    certified_epsilon,
+    clopper_pearson,
+    expected_certified_epsilon,
+    largest_certifiable_epsilon,
+    planned_threshold,
+)
+from gradmm.errors import InputError
+from gradmm.privacy.mechanism import GaussianMechanism
+from tests.conftest import examples
+
+
+def claim(epsilon: float = 1.0, delta: float = 1e-5, **changes: object) -> GaussianMechanism:
+    values = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "clipping_norm": 1.0,
+        "adjacency": "add-or-remove",
+        "calibration": "analytic",
+    }
+    return GaussianMechanism.model_validate(values | changes)
+
+
+@dataclass
+class Release:
+    """Clip, and add the mechanism's noise, on some base data. The fields after `dims` plant bugs."""
+
+    mechanism: GaussianMechanism
+    dims: int = 64
+    clips: bool = True
+    noise_scale: float = 1.0
+    one_call_per_release: bool = False
+    largest_chunk: int = 0
+
+    def sum_of(self, records: np.ndarray) -> np.ndarray:
+        base = np.linspace(-50, 50, self.dims)
+        norms = np.linalg.norm(records, axis=1, keepdims=True)
+        scales = np.minimum(1.0, self.mechanism.clipping_norm / norms) if self.clips else 1.0
+        return base + (records * scales).sum(axis=0)
+
+    def noise(self, count: int) -> np.ndarray:
+        self.largest_chunk = max(self.largest_chunk, count * self.dims)
+        if self.one_call_per_release:
+            return np.stack([self.mechanism.noise((self.dims,)) for _ in range(count)])
+        return self.noise_scale * self.mechanism.noise((count, self.dims))
+
+
+def gaussian_scores(
+    shift: float, draws: int, rng: np.random.Generator, deviation: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    return rng.normal(0.0, deviation, draws), rng.normal(shift, deviation, draws)
+
+
+def leaky_randomised_response(
+    epsilon: float, delta: float, with_: bool, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw from the worst (epsilon, delta)-DP mechanism, which reveals the truth with probability delta.
+
+    Every other mechanism is a post-processing of this one (Kairouz, Oh and Viswanath, 2015).
+    """
+    truth = 1.0 if with_ else -1.0
+    told = np.where(rng.random(draws) < 1 / (1 + math.exp(-epsilon)), truth, -truth)
+    return np.where(rng.random(draws) < delta, 10 * truth, told)
+
+
+# Clopper and Pearson
+
+
+@given(trials=st.integers(1, 400), data=st.data(), confidence=st.floats(0.6, 0.999))
+@examples(60)
+def test_clopper_pearson_equals_scipys_exact_interval(trials: int, data: st.DataObject, confidence: float) -> None:
+    successes = data.draw(st.integers(0, trials))
+    counts = np.array([float(successes)])
+    lower = binomtest(successes, trials, alternative="greater").proportion_ci(confidence, "exact").low
+    upper = binomtest(successes, trials, alternative="less").proportion_ci(confidence, "exact").high
+    assert clopper_pearson(counts, trials, confidence, "lower")[0] == pytest.approx(lower, abs=1e-9)
+    assert clopper_pearson(counts, trials, confidence, "upper")[0] == pytest.approx(upper, abs=1e-9)
+
+
+# Repeated draws: valid
+
+REPETITIONS = 400
+# 5% plus three standard deviations of a share over the repetitions.
+LARGEST_SHARE = 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPETITIONS)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "draws"), [(0.5, 0.0, 300), (1.0, 0.1, 300), (2.0, 0.05, 1000)])
+def test_the_certified_bound_is_valid_for_the_worst_mechanism(epsilon: float, delta: float, draws: int) -> None:
+    rng = np.random.default_rng(0)
+    bounds = [
+        certified_epsilon(
+            leaky_randomised_response(epsilon, delta, False, draws, rng),
+            leaky_randomised_response(epsilon, delta, True, draws, rng),
+            delta,
+        )
+        for _ in range(REPETITIONS)
+    ]
+    assert np.mean(np.array(bounds) > epsilon) <= LARGEST_SHARE
+    assert np.mean(bounds) > 0.1 * epsilon  # not trivially valid
+
+
+def test_the_bound_with_a_planned_threshold_is_valid_for_fair_coins() -> None:
+    """The bound on all draws is tight here: at the fixed threshold the log-odds are exactly 1."""
+    rng = np.random.default_rng(10)
+    bounds = []
+    for _ in range(REPETITIONS):
+        included = rng.random(2000) < 0.5
+        told = [leaky_randomised_response(1.0, 0.01, with_, 2000, rng) for with_ in (False, True)]
+        bounds.append(certified_epsilon(told[0][~included], told[1][included], 0.01, threshold=0.0))
+    assert np.mean(np.array(bounds) > 1.0) <= LARGEST_SHARE
+    assert np.mean(bounds) > 0.8
+
+
+def test_the_certified_bound_is_valid_if_all_thresholds_are_equally_good() -> None:
+    """Above 1 all thresholds of the Laplace mechanism have TPR = e^eps FPR, so the choice must not inflate it."""
+    rng = np.random.default_rng(1)
+    bounds = [
+        certified_epsilon(rng.laplace(0, 1 / 1.5, 200), rng.laplace(1, 1 / 1.5, 200), 0.0)
+        for _ in range(REPETITIONS)
+    ]
+    assert np.mean(np.array(bounds) > 1.5) <= LARGEST_SHARE
+
+
+def test_scores_without_a_difference_certify_nothing() -> None:
+    rng = np.random.default_rng(2)
+    bounds = [certified_epsilon(*gaussian_scores(0.0, 400, rng), 0.0) for _ in range(300)]
+    assert np.mean(np.array(bounds) > 0) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+    assert certified_epsilon(np.ones(100), np.ones(100), 0.0) == 0.0
+
+
+# Repeated draws: powerful
+
+
+@pytest.mark.parametrize("shift", [1.0, -1.0])
+@pytest.mark.parametrize("rare", ["with", "without"])
+def test_either_hypothesis_may_be_the_null_and_either_side_may_reject(shift: float, rare: str) -> None:
+    """Under one hypothesis only, some scores are extreme; a test for them is the most powerful."""
+    rng = np.random.default_rng(3)
+    usual, other = rng.normal(size=4000), rng.normal(size=4000)
+    other[::20] += 20 * shift
+    without, with_ = (usual, other) if rare == "with" else (other, usual)
+    # About 100 of 2,000 against none.
+    assert 2.5 < certified_epsilon(without, with_, 0.0) < math.log(0.05 / (1 / 2000))
+
+
+def test_perfectly_separated_draws_certify_the_largest_bound() -> None:
+    rng = np.random.default_rng(4)
+    for draws in (10, 1001, 50_000):
+        without, with_ = gaussian_scores(30.0, draws, rng)
+        certified = certified_epsilon(without, with_, 1e-5, threshold=15.0)
+        assert certified == pytest.approx(largest_certifiable_epsilon(1e-5, draws))
+    # By hand: all n rejections have the canary, at 4/5 x 4/5 of 5%.
+    share = 0.032 ** (1 / 100_000)
+    assert largest_certifiable_epsilon(0.0, 100_000) == pytest.approx(math.log(share / (1 - share)))
+    assert largest_certifiable_epsilon(0.0, 2) == 0.0
+
+
+@pytest.mark.parametrize(("epsilon", "slack"), [(0.5, 0.05), (1.0, 0.06), (4.0, 0.25)])
+def test_the_certified_bound_of_a_gaussian_mechanism_is_as_expected(epsilon: float, slack: float) -> None:
+    rng = np.random.default_rng(5)
+    sigma = claim(epsilon).sigma
+    threshold = planned_threshold(sigma, 1e-5, 100_000) / sigma
+    bounds = [
+        certified_epsilon(*gaussian_scores(1 / sigma, 100_000, rng), 1e-5, threshold=threshold) for _ in range(12)
+    ]
+    expected = expected_certified_epsilon(sigma, 1e-5, 100_000)
+    assert 0 < expected < epsilon
+    assert np.mean(bounds) == pytest.approx(expected, abs=slack)
+
+
+def test_the_expected_bound_grows_with_the_draws_to_the_true_epsilon_and_falls_with_noise() -> None:
+    sigma = claim(1.0).sigma
+    by_draws = [expected_certified_epsilon(sigma, 1e-5, draws) for draws in (10**4, 10**5, 10**6, 10**9)]
+    assert by_draws == sorted(by_draws)
+    assert 0.95 < by_draws[-1] < 1.0
+    by_noise = [expected_certified_epsilon(sigma * scale, 1e-5, 10**5) for scale in (0.01, 0.1, 0.5, 1.0, 20.0)]
+    assert by_noise == sorted(by_noise, reverse=True)
+    assert by_noise[0] == pytest.approx(largest_certifiable_epsilon(1e-5, 10**5), abs=0.01)
+    assert by_noise[-1] < 0.01
+
+
+def test_one_canary_is_always_in_or_always_out_and_refused() -> None:
+    with pytest.raises(InputError, match="every canary in, or every canary out"):
+        mechanism_audit(Release(claim()), claim(), 100, canaries=1, guesses=1)
+
+
+# One run
+
+
+def test_the_published_one_run_bound() -> None:
+    assert one_run_epsilon(500, 100, 100, 1e-5, 0.95) == pytest.approx(3.479, abs=5e-4)
+
+
+@given(guesses=st.integers(1, 60), data=st.data(), epsilon=st.floats(0, 6), delta=st.floats(0, 1e-2))
+@examples(60)
+def test_the_one_run_p_value_equals_the_theorem_term_by_term(
+    guesses: int, data: st.DataObject, epsilon: float, delta: float
+) -> None:
+    correct = data.draw(st.integers(0, guesses))
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+    probability = [math.comb(guesses, w) * q**w * (1 - q) ** (guesses - w) for w in range(guesses + 1)]
+    terms = [sum(probability[correct - i : correct]) / i for i in range(1, correct + 1)]
+    theorem = sum(probability[correct:]) + 2 * 80 * delta * max(terms, default=0.0)
+    assert one_run_p_value(80, guesses, correct, epsilon, delta) == pytest.approx(min(1.0, theorem), abs=1e-9)
+
+
+def test_the_one_run_bound_is_0_for_coin_flips_and_grows_with_correct_guesses() -> None:
+    assert one_run_epsilon(500, 100, 50, 1e-5) == 0.0
+    assert one_run_epsilon(500, 100, 0, 1e-5) == 0.0
+    bounds = [one_run_epsilon(500, 100, correct, 1e-5) for correct in range(50, 101)]
+    assert bounds == sorted(bounds)
+    assert len(set(bounds)) > 38
+    for correct, bound in zip(range(50, 101), bounds, strict=True):
+        if bound > 0:
+            assert one_run_p_value(500, 100, correct, bound, 1e-5) == pytest.approx(0.05)
+    assert one_run_epsilon(500, 100, 90, 1e-5) < one_run_epsilon(500, 100, 90, 0.0)
+    assert one_run_epsilon(5000, 100, 90, 1e-5) < one_run_epsilon(500, 100, 90, 1e-5)
+    assert one_run_epsilon(500, 100, 90, 1e-5, 0.99) < one_run_epsilon(500, 100, 90, 1e-5, 0.95)
+
+
+def test_the_one_run_bound_is_valid_for_randomised_response() -> None:
+    rng = np.random.default_rng(6)
+    right = rng.binomial(200, 1 / (1 + math.exp(-1.0)), 20_000)
+    bounds = {v: one_run_epsilon(200, 200, v, 0.0) for v in set(right.tolist())}
+    exceeding = np.mean([bounds[v] > 1.0 for v in right.tolist()])
+    assert 0.03 < exceeding <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 20_000)
+
+
+@pytest.mark.parametrize(("canaries", "guesses", "correct"), [(10, 11, 5), (10, 5, 6), (10, 5, -1), (10, 0, 0)])
+def test_impossible_numbers_of_guesses_are_refused(canaries: int, guesses: int, correct: int) -> None:
+    with pytest.raises(InputError, match="guesses on"):
+        one_run_epsilon(canaries, guesses, correct, 0.0)
+
+
+@pytest.mark.parametrize(("guesses", "correct"), [(1, 0), (2, 1), (4, 2), (5, 2), (6, 3)])
+def test_guesses_are_made_on_the_highest_and_lowest_scores(guesses: int, correct: int) -> None:
+    scores = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
+    included = np.array([False, True, False, True, False, False])
+    by_hand = sum(included[np.argsort(-scores)][: guesses - guesses // 2]) + sum(
+        not inside for inside in included[np.argsort(scores)][: guesses // 2]
+    )
+    assert correct_guesses(included, scores, guesses) == by_hand
+    assert by_hand >= correct
+
+
+@pytest.mark.parametrize(("canaries", "guesses", "dims"), [(64, 16, 64), (50, 50, 64), (300, 60, 40)])
+def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: int, dims: int) -> None:
+    rng = np.random.default_rng(7)
+    audited = claim(8.0)
+    release = Release(audited, dims)
+    right = [correct_guesses(*one_run_scores(release, audited, canaries, rng), guesses) for _ in range(150)]
+    expected = expected_correct_guesses(canaries, guesses, dims, audited.sigma)
+    # Four standard errors over 150 runs, and a share of the guesses for the small number of canaries.
+    assert np.mean(right) == pytest.approx(expected, abs=4 * np.std(right) / math.sqrt(150) + 0.015 * guesses)
+
+
+def test_without_noise_every_guess_on_orthogonal_canaries_is_correct() -> None:
+    release = Release(claim(), noise_scale=1e-9)
+    included, scores = one_run_scores(release, claim(), 64, np.random.default_rng(8))
+    np.testing.assert_allclose(scores, np.where(included, 0.5, -0.5), atol=1e-6)
+    assert 20 < included.sum() < 44
+    assert correct_guesses(included, scores, 40) == 40
+    assert expected_correct_guesses(64, 64, 64, 1e-9) == pytest.approx(64)
+
+
+# The whole audit
+
+
+def caught(release: Release, audited: GaussianMechanism, draws: int = 100_000) -> MechanismAudit:
+    audit = mechanism_audit(release, audited, draws)
+    assert not audit.passes
+    assert not audit.repeated_draws.passes
+    return audit
+
+
+def test_a_correct_mechanism_passes_with_more_than_half_its_epsilon_certified() -> None:
+    """The system's noise has no seed; a bound below a half occurs about once in a thousand runs."""
+    release = Release(claim())
+    audit = mechanism_audit(release, claim())
+    assert audit.passes
+    assert 0.5 < audit.repeated_draws.certified_epsilon < 1.0
+    assert audit.repeated_draws.expected_certified_epsilon == pytest.approx(0.63, abs=0.03)
+    assert audit.repeated_draws.auc == pytest.approx(0.5753, abs=0.01)
+    assert release.largest_chunk <= CHUNK_NUMBERS
+
+
+def test_skipped_clipping_is_caught_by_both_tests() -> None:
+    audit = caught(Release(claim(), dims=512, clips=False), claim(), 2000)
+    assert not audit.one_run.passes
+    assert audit.one_run.certified_epsilon > 2.0  # 99 or 100 right of 100, mostly
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_halved_sensitivity_is_caught(epsilon: float) -> None:
+    caught(Release(claim(epsilon), dims=8, noise_scale=0.5), claim(epsilon), 300_000)
+
+
+def test_noise_for_add_or_remove_is_caught_if_replace_was_claimed() -> None:
+    audited = claim(4.0, adjacency="replace")
+    caught(Release(claim(4.0), dims=8), audited, 300_000)
+    assert mechanism_audit(Release(audited, dims=8), audited).passes
+
+
+@pytest.mark.parametrize("one_call_per_release", [True, False])
+def test_reused_noise_is_caught(one_call_per_release: bool) -> None:
+    """One seed for every release, or for every chunk of them; the audit must detect that chunks repeat."""
+    seeded = claim(unsafe_noise_seed=7)
+    release = Release(seeded, dims=8, one_call_per_release=one_call_per_release)
+    audit = caught(release, seeded, 500)
+    assert audit.repeated_draws.certified_epsilon > 3.0
+
+
+def test_missing_noise_is_caught() -> None:
+    caught(Release(claim(), noise_scale=0.0), claim(), 1000)
+
+
+def test_the_frame_has_a_row_for_each_test() -> None:
+    audit = mechanism_audit(Release(claim(2.0)), claim(2.0), 2000, 80, 20, 0.9, seed=3)
+    frame = audit.as_frame()
+    assert list(frame.columns) == COLUMNS
+    assert frame["test"].tolist() == ["repeated draws", "one run"]
+    assert frame["canaries"].tolist() == [1, 80]
+    assert frame["draws"].tolist() == [2000, 1]
+    assert frame["guesses"].isna().tolist() == frame["correct"].isna().tolist() == [True, False]
+    assert (frame["guesses"].iloc[1], frame["correct"].iloc[1]) == (20, audit.one_run.correct)
+    shared = frame[["claimed_epsilon", "delta", "confidence"]]
+    assert shared.to_numpy().tolist() == [[2.0, 1e-5, 0.9]] * 2
+    assert audit.one_run.correct is not None
+    certified = one_run_epsilon(80, 20, audit.one_run.correct, 1e-5, 0.9)
+    assert frame["certified_epsilon"].tolist() == [audit.repeated_draws.certified_epsilon, certified]
+
+
+def test_unusable_scores_and_draws_are_refused() -> None:
+    with pytest.raises(InputError, match="not finite"):
+        certified_epsilon(np.array([0.0, math.nan]), np.ones(2), 0.0)
+    with pytest.raises(InputError, match="not finite"):
+        correct_guesses(np.array([True, False]), np.array([0.0, math.inf]), 1)
+    with pytest.raises(InputError, match="1 draws are too few"):
+        certified_epsilon(np.zeros(1), np.ones(1), 0.0)

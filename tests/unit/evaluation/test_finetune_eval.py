@@ -1,0 +1,334 @@
+"""Compare fine-tuning with a plain training loop, and the figures with hand-made tables."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradmm.config.settings import FinetuneEvalSettings, ModelSettings
+from gradmm.data.examples import Examples, HeldOut
+from gradmm.errors import InputError
+from gradmm.evaluation.finetune_eval import (
+    COLUMNS,
+    Finetuning,
+    chosen_learning_rate,
+    epoch_batches,
+    evaluate_arm,
+    evaluate_before,
+    summarise,
+)
+from gradmm.lm.language_model import load_language_model
+from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.template import PromptTemplate, tokenise_template, tokenise_texts
+from tests.conftest import tiny_language_model
+
+
+def finetuning_of(reference: ModelReference, prompt_template: PromptTemplate, **settings: object) -> Finetuning:
+    model = load_language_model(reference, "cpu")
+    template = tokenise_template(model, prompt_template)
+    return Finetuning(reference, model.tokenizer, model.device, template, FinetuneEvalSettings(**settings))
+
+
+def separable(count: int, first: int = 0) -> Examples:
+    """Make examples whose class is given by one token; the others are uninformative."""
+    labels = [i % 2 for i in range(first, first + count)]
+    texts = [[70 + label] + [100 + i % 7] * (i % 5) for i, label in enumerate(labels, start=first)]
+    return Examples(texts, labels)
+
+
+def parameters_of(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.model.named_parameters()}
+
+
+@pytest.mark.parametrize("verbaliser", [" good", " not really very good"])
+def test_training_is_adam_with_linear_decay_to_zero_on_the_mean_response_loss(
+    tiny_model: ModelReference, verbaliser: str
+) -> None:
+    """The plain loop: rows one by one through the whole model, unfused Adam, a manually set learning rate."""
+    prompt_template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: verbaliser}, max_text_tokens=64)
+    finetuning = finetuning_of(tiny_model, prompt_template, steps=6, batch_size=11)
+    examples = separable(14)
+    plain = finetuning.fresh_model().model
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.0)
+    for step, rows in enumerate(epoch_batches(14, 11, 6, seed=3)):
+        optimizer.param_groups[0]["lr"] = 2e-3 * (6 - step) / 6
+        optimizer.zero_grad()
+        losses = []
+        for row in rows:
+            response = list(finetuning.template.responses[examples.labels[row]])
+            ids = [*examples.texts[row], *finetuning.template.suffix, *response]
+            logits = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -len(response) - 1 : -1]
+            losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response)))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+    before = parameters_of(finetuning.fresh_model())
+    tuned = parameters_of(finetuning.finetune(examples, 2e-3, seed=3))
+    for name, parameter in plain.named_parameters():
+        if name.endswith("k_proj.bias"):
+            continue  # attention hardly depends on it, and Adam turns its rounding errors into full steps
+        torch.testing.assert_close(tuned[name] - before[name], parameter - before[name], rtol=0.02, atol=2e-5)
+        assert (parameter - before[name]).abs().max() > 1e-3, name
+
+
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(1, 20),
+    steps=st.integers(1, 20),
+    seed=st.integers(-5, 2**40),
+)
+def test_batches_are_full_and_use_all_rows_equally_often(
+    size: int, batch_size: int, steps: int, seed: int
+) -> None:
+    batches = epoch_batches(size, batch_size, steps, seed)
+    assert [len(batch) for batch in batches] == [batch_size] * steps
+    order = [row for batch in batches for row in batch]
+    for start in range(0, len(order), size):
+        epoch = order[start : start + size]
+        assert len(set(epoch)) == len(epoch)
+        assert set(epoch) <= set(range(size))
+
+
+def test_the_seed_determines_the_batches() -> None:
+    assert epoch_batches(50, 8, 10, 1) == epoch_batches(50, 8, 10, 1)
+    assert epoch_batches(50, 8, 10, 1) != epoch_batches(50, 8, 10, 2)
+    assert epoch_batches(50, 8, 10, 1)[0] != sorted(epoch_batches(50, 8, 10, 1)[0])
+
+
+@pytest.mark.parametrize("family", ["phi", "gpt2"])  # GPT-2's configuration has dropout
+def test_a_run_depends_only_on_texts_learning_rate_and_seed(
+    tokenizer, prompt_template: PromptTemplate, tmp_path: Path, family: str
+) -> None:
+    tiny_language_model(tokenizer, family, dtype=torch.float32).model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    finetuning = finetuning_of(
+        resolve_model(ModelSettings(name=str(tmp_path))), prompt_template, steps=3, batch_size=4
+    )
+    runs = []
+    for global_seed, seed in ((1, 0), (2, 0), (1, 5)):
+        with torch.random.fork_rng():
+            torch.manual_seed(global_seed)
+            runs.append(parameters_of(finetuning.finetune(separable(10), 1e-3, seed)))
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+
+
+def test_fine_tuning_touches_neither_the_shared_model_nor_the_files(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    finetuning = finetuning_of(tiny_model, prompt_template, steps=3, batch_size=4)
+    shared = load_language_model(tiny_model, "cpu")
+    before = parameters_of(shared)
+    tuned = finetuning.finetune(separable(10), 1e-2, 0)
+    for other in (shared, finetuning.fresh_model()):
+        assert all(torch.equal(before[name], now) for name, now in parameters_of(other).items())
+    assert resolve_model(ModelSettings(name=tiny_model.name)) == tiny_model
+    assert not any(torch.equal(before[name], now) for name, now in parameters_of(tuned).items())
+
+
+def test_the_fine_tuned_model_is_frozen_and_its_head_is_the_trained_one(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    tuned = finetuning_of(tiny_model, prompt_template, steps=3, batch_size=4).finetune(separable(10), 1e-2, 0)
+    assert not any(parameter.requires_grad for parameter in tuned.model.parameters())
+    ids = torch.tensor([[5, 6, 7]])
+    logits = tuned.logits(tuned.augment(tuned.hidden_states(input_ids=ids)))
+    torch.testing.assert_close(logits, tuned.model(input_ids=ids).logits)
+
+
+def test_models_in_half_precision_are_trained_in_float32(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    half = tiny_model.model_copy(update={"dtype": "bfloat16"})
+    tuned = finetuning_of(half, prompt_template, steps=1).finetune(separable(4), 1e-3, 0)
+    assert {parameter.dtype for parameter in tuned.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("steps", "every", "expected"), [(6, 2, [2, 4, 6]), (5, 2, [2, 4, 5]), (3, 9, [3])])
+def test_checkpoints_come_at_intervals_and_at_the_end(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, steps: int, every: int, expected: list[int]
+) -> None:
+    finetuning = finetuning_of(tiny_model, prompt_template, steps=steps, evaluate_every=every, batch_size=2)
+    taken = [step for step, _ in finetuning.checkpoints(separable(4), 1e-3, 0, "test")]
+    assert taken == expected
+
+
+def test_no_texts_are_refused(tiny_model: ModelReference, prompt_template: PromptTemplate) -> None:
+    with pytest.raises(InputError, match="no texts"):
+        finetuning_of(tiny_model, prompt_template).finetune(Examples([], []), 1e-3, 0)
+
+
+@given(
+    labels=st.lists(st.integers(0, 3), max_size=30),
+    wanted=st.dictionaries(st.integers(0, 3), st.integers(0, 9)),
+)
+def test_class_samples_have_the_requested_count_of_each_label_or_all_there_are(
+    labels: list[int], wanted: dict[int, int]
+) -> None:
+    sample = Examples([[row] for row in range(len(labels))], labels).sample_classes(wanted, seed=0)
+    assert Counter(sample.labels) == +Counter({k: min(n, labels.count(k)) for k, n in wanted.items()})
+    assert all(labels[row] == label for (row,), label in zip(sample.texts, sample.labels, strict=True))
+    assert len({row for (row,) in sample.texts}) == len(sample)
+
+
+def test_samples_are_random_rows_determined_by_the_seed() -> None:
+    examples = Examples([[row] for row in range(50)], [row % 2 for row in range(50)])
+    assert examples.sample(None, 0) is examples.sample(50, 0) is examples
+    assert examples.sample(10, 1) == examples.sample(10, 1) != examples.sample(10, 2)
+    assert len({row for (row,) in examples.sample(10, 1).texts}) == 10
+    counts = {0: 5, 1: 5}
+    assert examples.sample_classes(counts, 1) == examples.sample_classes(counts, 1)
+    assert examples.sample_classes(counts, 1) != examples.sample_classes(counts, 2)
+
+
+def test_fine_tuning_learns_what_the_texts_teach(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    settings = {"steps": 60, "evaluate_every": 30, "learning_rates": (3e-3,), "seeds": (0, 1)}
+    finetuning = finetuning_of(tiny_model, prompt_template, **settings)
+    train, unseen = separable(40), separable(40, first=1000)
+    opposite = Examples(train.texts, [1 - label for label in train.labels])
+    held_out = HeldOut(unseen, unseen)
+    right = summarise(evaluate_arm(finetuning, "right", train, held_out))
+    wrong = summarise(evaluate_arm(finetuning, "wrong", opposite, held_out))
+    assert right["accuracy_right"] == 1.0
+    assert wrong["accuracy_wrong_best_on_test"] < 0.1
+
+
+def test_an_arm_is_measured_at_every_checkpoint_with_every_rate_and_seed(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    settings = {"steps": 4, "evaluate_every": 2, "batch_size": 4, "learning_rates": (1e-6, 3e-3), "seeds": (7, 8)}
+    limits = {"max_validation_rows": 20, "max_test_rows": 30}
+    finetuning = finetuning_of(tiny_model, prompt_template, **settings, **limits)
+    held_out = HeldOut(separable(50, first=500), separable(60, first=700)).limited(finetuning.settings, 7)
+    frame = evaluate_arm(finetuning, "arm", separable(6), held_out)
+    assert list(frame.columns) == COLUMNS
+    runs = frame[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
+    assert runs == [[7, 1e-6], [7, 3e-3], [8, 1e-6], [8, 3e-3]]
+    assert len(frame) == 4 * 2 * 2
+    assert set(frame["step"]) == {2, 4}
+    in_units_of_a_row = frame["accuracy"] * frame["split"].map({"validation": 20, "test": 30})
+    assert (in_units_of_a_row - in_units_of_a_row.round()).abs().max() < 1e-9
+    assert evaluate_arm(finetuning, "arm", separable(6), held_out).equals(frame)
+    before = evaluate_before(finetuning, held_out)
+    assert before[["seed", "learning_rate", "step"]].drop_duplicates().to_numpy().tolist() == [[7, 0.0, 0]]
+
+
+def test_a_diverged_learning_rate_is_logged_and_never_chosen(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, caplog
+) -> None:
+    """The held-out texts are all of the class that argmax over NaN returns."""
+    finetuning = finetuning_of(
+        tiny_model,
+        prompt_template,
+        steps=8,
+        batch_size=4,
+        evaluate_every=4,
+        learning_rates=(1e38, 1e-3),
+        seeds=(0, 1),
+    )
+    only_first = Examples([[70, 3], [71, 4], [70]], [0, 0, 0])
+    with caplog.at_level(logging.WARNING):
+        frame = evaluate_arm(finetuning, "arm", only_first, HeldOut(only_first, only_first))
+    assert "diverged at the learning rate 1e+38" in caplog.text
+    diverged = frame[(frame["learning_rate"] == 1e38) & (frame["step"] == 8)]
+    assert diverged["loss"].isna().all()
+    assert diverged["accuracy"].eq(0.0).all()
+    figures = summarise(frame)
+    assert figures["learning_rate_arm"] == 1e-3
+    assert all(math.isfinite(figure) for figure in figures.values())
+
+
+def table(*runs: tuple[int, float, int, float, float, float]) -> pd.DataFrame:
+    """Make rows of (seed, learning rate, step, validation accuracy, validation loss, test accuracy)."""
+    rows = []
+    for seed, learning_rate, step, validation, loss, test in runs:
+        rows.append(("synthetic", seed, learning_rate, step, "validation", validation, loss))
+        rows.append(("synthetic", seed, learning_rate, step, "test", test, 0.5))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def test_accuracy_is_of_the_checkpoint_chosen_on_validation_and_best_on_test_of_the_papers_choice() -> None:
+    frame = table(
+        (0, 1e-4, 50, 0.60, 0.9, 0.99),
+        (0, 1e-3, 50, 0.80, 0.5, 0.70),
+        (0, 1e-3, 100, 0.70, 0.4, 0.90),
+        (1, 1e-3, 50, 0.60, 0.5, 0.95),
+        (1, 1e-3, 100, 0.65, 0.7, 0.60),
+    )
+    assert summarise(frame) == {
+        "accuracy_synthetic": pytest.approx(0.65),
+        "accuracy_synthetic_std": pytest.approx(math.sqrt(2) * 0.05),
+        "accuracy_synthetic_best_on_test": pytest.approx(0.925),
+        "accuracy_synthetic_best_on_test_std": pytest.approx(math.sqrt(2) * 0.025),
+        "learning_rate_synthetic": 1e-3,
+    }
+
+
+def test_ties_in_validation_accuracy_are_broken_by_validation_loss() -> None:
+    frame = table((0, 1e-4, 50, 0.8, 0.4, 0.5), (0, 1e-3, 50, 0.8, 0.2, 0.6), (0, 1e-3, 100, 0.8, 0.1, 0.7))
+    figures = summarise(frame)
+    assert figures["learning_rate_synthetic"] == 1e-3
+    assert figures["accuracy_synthetic"] == 0.7
+
+
+def test_the_learning_rate_is_that_of_the_best_checkpoint_on_validation_for_any_order_of_rows() -> None:
+    frame = table((5, 1e-4, 50, 0.8, 0.4, 0.5), (5, 1e-3, 50, 0.7, 0.2, 0.9), (0, 1e-4, 50, 0.1, 0.2, 0.6))
+    assert chosen_learning_rate(frame[::-1]) == 1e-4
+    assert chosen_learning_rate(frame) == 1e-4
+    assert summarise(frame)["accuracy_synthetic"] == pytest.approx(0.55)
+
+
+def test_before_fine_tuning_the_only_figure_is_the_test_accuracy() -> None:
+    rows = [("before", 0, 0.0, 0, "validation", 0.6, 0.5), ("before", 0, 0.0, 0, "test", 0.7, 0.5)]
+    assert summarise(pd.DataFrame(rows, columns=COLUMNS)) == {"accuracy_before": 0.7}
+
+
+def test_the_summary_is_json_without_nan_also_for_one_seed_and_after_parquet(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, tmp_path: Path
+) -> None:
+    finetuning = finetuning_of(tiny_model, prompt_template, steps=1, learning_rates=(1e-4, 1e-3), seeds=(0,))
+    held_out = HeldOut(separable(4), separable(6))
+    arms = {"synthetic": separable(6), "real": separable(6, first=100)}
+    parts = [evaluate_arm(finetuning, arm, examples, held_out) for arm, examples in arms.items()]
+    frame = pd.concat([evaluate_before(finetuning, held_out), *parts], ignore_index=True)
+    frame.to_parquet(tmp_path / "frame.parquet")
+    figures = summarise(pd.read_parquet(tmp_path / "frame.parquet"))
+    assert json.loads(json.dumps(figures, allow_nan=False)) == summarise(frame) == figures
+    assert figures["accuracy_real_std"] == 0.0
+    expected = {"accuracy_before"} | {
+        name.format(arm)
+        for arm in ("synthetic", "real")
+        for name in (
+            "accuracy_{}",
+            "accuracy_{}_std",
+            "accuracy_{}_best_on_test",
+            "accuracy_{}_best_on_test_std",
+            "learning_rate_{}",
+        )
+    }
+    assert set(figures) == expected
+
+
+@pytest.mark.material
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "expected"), [("reviews-phi-9m-base", 0.686), ("reviews-phi-9m", 0.763)])
+def test_the_demo_models_have_the_stated_zero_shot_accuracy(material: Path, name: str, expected: float) -> None:
+    prompt_template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: " great"}, max_text_tokens=128)
+    reference = resolve_model(ModelSettings(name=str(material / "models" / name)))
+    finetuning = finetuning_of(reference, prompt_template)
+    data = pd.read_parquet(material / "data" / "sst2" / "validation.parquet")
+    tokens = tokenise_texts(finetuning.tokenizer, data["text"].str.strip().tolist(), 128, "sst2")
+    examples = Examples(tokens, data["label"].tolist())
+    frame = evaluate_before(finetuning, HeldOut(examples.take([0]), examples))
+    assert summarise(frame)["accuracy_before"] == pytest.approx(expected, abs=0.002)

@@ -1,0 +1,215 @@
+"""Planted bugs of a privacy mechanism: each has a check that passes on our code and fails on the bug.
+
+test_mechanism_audit.py shows that the audit detects skipped clipping, halved sensitivity and reused noise.
+test_ledger.py and tests/flows/test_privacy.py cover the ledger (skipped, racing, killed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradmm.audit.canaries import CanaryRelease
+from gradmm.audit.mechanism_audit import mechanism_audit
+from gradmm.gradients.head_gradient import HeadGradients
+from gradmm.privacy.clipped_sum import ClippedSum, RecordSums
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.target.target_gradient import TargetSums
+from gradmm.target.target_space import TargetSpace
+
+C = 1.0
+ROWS, WIDTH = 6, 5
+
+Sum = Callable[[HeadGradients, TargetSpace], Tensor]
+
+
+def mechanism(**changes: object) -> GaussianMechanism:
+    values = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "clipping_norm": C,
+        "adjacency": "add-or-remove",
+        "calibration": "analytic",
+    }
+    return GaussianMechanism.model_validate(values | changes)
+
+
+def ours(records: HeadGradients, space: TargetSpace) -> Tensor:
+    return ClippedSum().add(space.project(records, 0), C, None).total
+
+
+def without_clipping(records: HeadGradients, space: TargetSpace) -> Tensor:
+    return space.project(records, 0).clipped_sum(None)
+
+
+def clipped_before_projection_only(records: HeadGradients, space: TargetSpace) -> Tensor:
+    scaled = HeadGradients(records.residual * records.clip_scales(C)[:, None, None], records.hidden)
+    return space.project(scaled, 0).clipped_sum(None)
+
+
+def divided_by_private_n(records: HeadGradients, space: TargetSpace) -> Tensor:
+    return ours(records, space) / len(records.residual)
+
+
+def sensitivity_is_kept(total: Sum, space: TargetSpace) -> bool:
+    """Check that adding a record changes the sum by its clipped vector, whatever the other records are."""
+    random = torch.Generator().manual_seed(0)
+    for size in (1e-3, 1.0, 1e3):
+        residual = size * torch.randn(9, 2, ROWS, generator=random, dtype=torch.float64)
+        records = HeadGradients(residual, torch.randn(9, 2, WIDTH, generator=random, dtype=torch.float64))
+        fewer = HeadGradients(records.residual[1:], records.hidden[1:])
+        alone = HeadGradients(records.residual[:1], records.hidden[:1])
+        moved = total(records, space) - total(fewer, space)
+        own = space.project(alone, 0).materialise()[0]
+        expected = own * min(1.0, C / float(own.norm()))
+        if not torch.allclose(moved, expected, rtol=1e-6, atol=1e-9):
+            return False
+    return True
+
+
+def spaces() -> list[TargetSpace]:
+    basis = torch.linalg.qr(torch.randn(WIDTH, 2, dtype=torch.float64)).Q
+    rows = torch.tensor([1, 4])
+    centre = torch.full((2, 2), 3.0, dtype=torch.float64)
+    return [TargetSpace(None, None, {}), TargetSpace(rows, basis, {}), TargetSpace(rows, basis, {0: centre})]
+
+
+def test_our_sum_keeps_its_sensitivity_in_every_space() -> None:
+    assert all(sensitivity_is_kept(ours, space) for space in spaces())
+
+
+def test_no_clipping_is_caught() -> None:
+    assert not any(sensitivity_is_kept(without_clipping, space) for space in spaces())
+
+
+def test_clipping_before_projection_only_is_caught() -> None:
+    """It wastes signal in a projection, and breaks the guarantee if a centre is subtracted afterwards."""
+    whole, projected, centred = spaces()
+    assert sensitivity_is_kept(clipped_before_projection_only, whole)  # nothing is projected there
+    assert not sensitivity_is_kept(clipped_before_projection_only, projected)
+    assert not sensitivity_is_kept(clipped_before_projection_only, centred)
+
+
+def test_division_by_the_private_number_of_records_is_caught() -> None:
+    assert not any(sensitivity_is_kept(divided_by_private_n, space) for space in spaces())
+
+
+def test_halved_sensitivity_is_caught_by_the_noise_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spread_is_right() -> bool:
+        claimed = mechanism(adjacency="replace")
+        drawn = claimed.noise((200_000,)).std()
+        return abs(drawn / (2 * mechanism().sigma) - 1) < 0.02
+
+    assert spread_is_right()
+    monkeypatch.setattr(GaussianMechanism, "sensitivity", property(lambda self: self.clipping_norm))
+    assert not spread_is_right()
+
+
+def test_a_reused_seed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def releases_differ() -> bool:
+        values = {0: torch.zeros(4, 4), 1: torch.zeros(4, 4)}
+        sums = TargetSums(values, {0: 1, 1: 1}, {0: 1.0, 1: 1.0}, 0.0, ReleaseNorms.of(C, 0.0))
+        (first, _), (second, _) = sums.release(mechanism()), sums.release(mechanism())
+        return not any(torch.equal(first[label], second[other]) for label in (0, 1) for other in (0, 1))
+
+    assert releases_differ()
+    seeded = np.random.default_rng
+    monkeypatch.setattr(
+        "gradmm.privacy.mechanism.system_standard_normal", lambda shape: seeded(0).normal(size=shape)
+    )
+    assert not releases_differ()
+
+
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+def test_the_audit_of_our_own_release_passes_and_fails_if_clipping_is_skipped(
+    sampler: str, probe_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = mechanism(epsilon=4.0, sampler=sampler)
+    draws = 5_000 if sampler == "floating-point" else 100
+    norms = ReleaseNorms.of(C, probe_share)
+    assert mechanism_audit(CanaryRelease(audited, norms), audited, draws, confidence=0.9999).passes
+    monkeypatch.setattr(HeadGradients, "clip_scales", lambda self, _: torch.ones(len(self.hidden)))
+    if sampler == "discrete":
+        # The grid rejects a vector that is too long.
+        with pytest.raises(ValueError, match="longer than the clipping norm"):
+            mechanism_audit(CanaryRelease(audited, norms), audited, draws)
+    else:
+        assert not mechanism_audit(CanaryRelease(audited, norms), audited, draws, confidence=0.9999).passes
+
+
+def farthest_record(norms: ReleaseNorms) -> float:
+    """Find the largest norm of the vector that one record adds to all parts of a release together."""
+    random = torch.Generator().manual_seed(0)
+    longest = 0.0
+    for size in (1e-3, 1.0, 1e3):
+        features = torch.randn(1, 7, generator=random, dtype=torch.float64)
+        features = features / features.norm() * min(1.0, size)
+        residual = size * torch.randn(1, 2, ROWS, generator=random, dtype=torch.float64)
+        gradient = HeadGradients(residual, torch.randn(1, 2, WIDTH, generator=random, dtype=torch.float64))
+        sums = RecordSums().add(gradient, features, norms, None)
+        parts = (sums.gradient.total, sums.class_sum.total, sums.second_moment.total)
+        longest = max(longest, float(torch.cat([part.flatten() for part in parts]).norm()))
+    return longest
+
+
+@pytest.mark.parametrize("probe_share", [0.0, 0.1, 0.5, 0.9])
+def test_all_parts_of_a_record_together_are_no_longer_than_c(probe_share: float) -> None:
+    assert farthest_record(ReleaseNorms.of(C, probe_share)) == pytest.approx(C, rel=1e-12)
+    each_to_c = ReleaseNorms(C, C, C)
+    assert farthest_record(each_to_c) > 1.7 * C
+
+
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+def test_a_canary_goes_through_every_part_of_a_release(probe_share: float) -> None:
+    norms = ReleaseNorms.of(C, probe_share)
+    release = CanaryRelease(mechanism(), norms)
+    canary = np.random.default_rng(0).normal(size=(1, release.dims))
+    summed = release.sum_of(1e3 * canary)
+    assert len(summed) == release.dims == release.noise(1).shape[1] == 512
+    assert np.linalg.norm(summed) == pytest.approx(C, rel=1e-9)
+    begin = 0
+    for norm in norms:
+        part = summed[begin : begin + round(512 * norm**2 / C**2 / 4) * 4]
+        assert np.linalg.norm(part) == pytest.approx(norm, rel=1e-9)
+        begin += len(part)
+    # Nearly all of the norm is in the canary's own direction.
+    assert float(summed @ canary[0]) / np.linalg.norm(canary) > 0.99 * C
+
+
+def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> None:
+    audited = mechanism(clipping_norm=0.7, sampler="discrete")
+    random = torch.Generator().manual_seed(3)
+    residual = torch.randn(50, 2, ROWS, generator=random, dtype=torch.float64)
+    records = HeadGradients(residual, torch.randn(50, 2, WIDTH, generator=random, dtype=torch.float64))
+
+    def summed(order: list[int]) -> Tensor:
+        running = ClippedSum()
+        for i in order:
+            running.add(HeadGradients(records.residual[[i]], records.hidden[[i]]), 0.7, audited)
+        return running.total
+
+    total = summed(list(range(50)))
+    assert torch.equal(total, summed(list(reversed(range(50)))))
+    step = 2.0**-21  # 2 ** floor(log2 0.7) / 2 ** 20
+    assert torch.equal(total / step, (total / step).round())
+    exact = ClippedSum().add(records, 0.7, mechanism(clipping_norm=0.7)).total
+    assert torch.allclose(total, exact, atol=50 * step)
+    for i in range(50):
+        assert float(summed([i]).norm()) <= 0.7
+    noise = audited.noise((3, 4))
+    assert np.array_equal(noise / step, np.round(noise / step))
+
+
+def test_discrete_noise_is_normal_with_the_right_deviation() -> None:
+    from scipy.stats import kstest
+
+    audited = mechanism(sampler="discrete")
+    drawn = audited.noise((20_000,))
+    assert kstest(drawn / audited.sigma, "norm").pvalue > 1e-6
+    assert audited.sigma > mechanism().sigma

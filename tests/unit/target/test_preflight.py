@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gradmm.config.loading import load_recipe
+from gradmm.deployments.recipe_files import find_recipe
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.release_plan import release_plan
+from gradmm.privacy.sensitivity import MAX_DIMENSIONS, ReleaseNorms
+from gradmm.target.preflight import EXPECTED_SHIFT, expected_cosines, preflight_lines
+
+MECHANISM = GaussianMechanism(
+    epsilon=0.5, delta=1e-5, clipping_norm=1.0, adjacency="add-or-remove", calibration="analytic"
+)
+NORMS = ReleaseNorms.of(1.0, probe_share=0.0)
+
+
+def space(coordinates: int, **labels: float) -> dict:
+    """Make a space's figures; a label's value is the norm of its unclipped mean."""
+    return {
+        "coordinates": coordinates,
+        "unclipped": {label.strip("_"): norm for label, norm in labels.items()},
+        "plain": {label.strip("_"): 0.9 for label in labels},
+        "clip_scale": {label.strip("_"): 0.2 for label in labels},
+    }
+
+
+def test_the_expected_cosine_is_the_mean_cosine_of_a_signal_of_that_norm() -> None:
+    (expected,) = expected_cosines(MECHANISM, NORMS, space(400, _0=8.0), records=600)
+    for cosine, signal in ((expected.plain, 600 * 0.9), (expected.centred, 600 * EXPECTED_SHIFT * 8.0 * 0.2)):
+        clean = np.zeros(400)
+        clean[0] = signal
+        noisy = clean + np.random.default_rng(0).normal(scale=MECHANISM.sigma, size=(200, 400))
+        drawn = torch.nn.functional.cosine_similarity(torch.from_numpy(noisy), torch.from_numpy(clean)[None])
+        assert cosine == pytest.approx(float(drawn.mean()), abs=0.01)
+
+
+def test_records_are_divided_among_the_classes_and_each_adds_at_most_c() -> None:
+    first, second = expected_cosines(MECHANISM, NORMS, space(400, _0=8.0, _1=1e6), records=1200)
+    (alone,) = expected_cosines(MECHANISM, NORMS, space(400, _0=8.0), records=600)
+    assert first.centred == alone.centred
+    assert second.centred == pytest.approx(600 / np.hypot(600, MECHANISM.sigma * 20))
+
+
+def test_with_a_probe_the_gradient_has_its_share_of_c() -> None:
+    whole, part = (
+        expected_cosines(MECHANISM, ReleaseNorms.of(1.0, share), space(400, _0=1e6), records=600)[0].centred
+        for share in (0.0, 0.75)
+    )
+    signal = 600 * 0.5  # every record is clipped to sqrt(1 - 0.75) of C
+    assert part == pytest.approx(signal / np.hypot(signal, MECHANISM.sigma * 20))
+    assert part < whole
+
+
+def test_a_target_that_is_mostly_noise_is_warned_about() -> None:
+    weak = expected_cosines(MECHANISM, NORMS, space(4_000_000, _0=8.0), records=600)
+    strong = expected_cosines(MECHANISM, NORMS, space(4, _0=8.0), records=60_000)
+    assert [line.startswith("WARNING") for line in preflight_lines(weak, {0: "bad"})] == [False, True]
+    (line,) = preflight_lines(strong, {0: "bad"})
+    assert line == "expected cosine of noisy and clean target, bad: 1.00, centred 1.00"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share", "dimensions"),
+    [
+        ([], 0.5, MAX_DIMENSIONS),
+        (["privacy.epsilon=0.05", "privacy.declared_records=67349"], 0.5, 33),
+        (["privacy.epsilon=0.05", "privacy.declared_records=8000"], 0.0, "auto"),
+        (["privacy.epsilon=1", "privacy.declared_records=8000"], 0.5, 50),
+        (
+            ["privacy.epsilon=0.05", "privacy.declared_records=8000", "target_gradient.probe_dimensions=4"],
+            0.5,
+            4,
+        ),
+        (["privacy.epsilon=1", "privacy.declared_records=8000", "target_gradient.probe_share=0"], 0.0, "auto"),
+    ],
+)
+def test_a_probe_is_released_where_the_noise_leaves_it_enough_to_learn(
+    overrides: list[str], share: float, dimensions: int | str
+) -> None:
+    recipe = load_recipe(find_recipe("sst2"), ["privacy.delta=1e-5", *overrides])
+    released = release_plan(recipe).target
+    assert (released.probe_share, released.probe_dimensions) == (share, dimensions)
+    changed = {"probe_share": share, "probe_dimensions": dimensions}
+    assert released == recipe.target_gradient.model_copy(update=changed)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from gradmm.privacy.sensitivity import CONSTANT
+from gradmm.target.features import TextFeatures
+from gradmm.target.probe import Moments, Probe, fit_probe
+from gradmm.target.tables import moments_of, to_table
+
+DIMENSIONS = 6
+LABELS = [4, 0, 7]
+
+
+def identity() -> TextFeatures:
+    """Make features that equal their input, up to norm 1."""
+    return TextFeatures(torch.zeros(DIMENSIONS, dtype=torch.float64), torch.eye(DIMENSIONS, dtype=torch.float64))
+
+
+def records(count: int, spread: float = 0.1, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw features around their classes' means, and the columns of their classes, of unequal size."""
+    random = torch.Generator().manual_seed(seed)
+    columns = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), count, replacement=True, generator=random)
+    columns[:3] = torch.arange(3)
+    means = spread * torch.randn(3, DIMENSIONS, generator=random, dtype=torch.float64)
+    shape = torch.randn(DIMENSIONS, DIMENSIONS, generator=random, dtype=torch.float64)
+    within = 0.03 * torch.randn(count, DIMENSIONS, generator=random, dtype=torch.float64) @ shape
+    return means[columns] + within, columns
+
+
+def moments(features: torch.Tensor, columns: torch.Tensor) -> Moments:
+    vectors = identity().with_constant(features)
+    sums = {label: vectors[columns == column].sum(dim=0) for column, label in enumerate(LABELS)}
+    return Moments(sums, vectors.mT @ vectors)
+
+
+def slow_logits(features: np.ndarray, columns: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Compute the logits of linear discriminant analysis by loops over records."""
+    count, dimensions = features.shape
+    means = np.array([features[columns == c].mean(axis=0) for c in range(3)])
+    within = np.zeros((dimensions, dimensions))
+    for row, column in zip(features, columns, strict=True):
+        within += np.outer(row - means[column], row - means[column])
+    within = (within + np.eye(dimensions)) / (count + dimensions)
+    inverse = np.linalg.inv(within)
+    middle = features.mean(axis=0)
+    shares = np.array([(columns == c).mean() for c in range(3)])
+    spread = sum(s * (m - middle) @ inverse @ (m - middle) for s, m in zip(shares, means, strict=True))
+    chance = sum(s * (1 - s) * dimensions / (s * count) for s in shares)
+    shrinkage = max(0.0, 1 - chance / spread)
+    shrunk = middle + shrinkage * (means - middle)
+    return np.array([[-(p - m) @ inverse @ (p - m) / 2 for m in shrunk] for p in points])
+
+
+@pytest.mark.parametrize("count", [5, 40, 2000])
+def test_the_probe_is_linear_discriminant_analysis_of_the_records(count: int) -> None:
+    features, columns = records(count)
+    points, _ = records(20, seed=1)
+    probe = fit_probe(identity(), moments(features, columns))
+    expected = log_softmax(slow_logits(features.numpy(), columns.numpy(), points.numpy()), axis=1)
+    for column, label in enumerate(LABELS):
+        assert np.allclose(-probe.losses(points, label).numpy(), expected[:, column], atol=1e-8)
+
+
+def test_shrinkage_is_near_one_for_many_records_and_near_zero_for_few() -> None:
+    features, columns = records(3000)
+    assert fit_probe(identity(), moments(features, columns)).shrinkage > 0.95
+    shrinkage = [
+        fit_probe(identity(), moments(*records(6, spread=0.0, seed=seed))).shrinkage for seed in range(20)
+    ]
+    assert np.mean(shrinkage) < 0.2
+
+
+def noisy(clean: Moments, class_sum_noise: float, second_noise: float, seed: int) -> Moments:
+    random = torch.Generator().manual_seed(seed)
+
+    def drawn(value: torch.Tensor, deviation: float) -> torch.Tensor:
+        return value + deviation * torch.randn(value.shape, generator=random, dtype=torch.float64)
+
+    sums = {label: drawn(total, class_sum_noise) for label, total in clean.class_sums.items()}
+    return Moments(sums, drawn(clean.second_moment, second_noise), class_sum_noise, second_noise)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    class_sum_noise=st.floats(0, 1e4),
+    second_noise=st.floats(0, 1e4),
+    count=st.integers(3, 300),
+)
+@example(seed=1, class_sum_noise=4.0, second_noise=0.0, count=3)  # eigenvalues below zero
+def test_the_probe_is_finite_and_its_shrinkage_in_0_1_under_any_noise(
+    seed: int, class_sum_noise: float, second_noise: float, count: int
+) -> None:
+    drawn = noisy(moments(*records(count)), class_sum_noise, second_noise, seed)
+    probe = fit_probe(identity(), drawn)
+    assert 0 <= probe.shrinkage <= 1
+    points, _ = records(10, seed=1)
+    total = sum(torch.exp(-probe.losses(points, label)) for label in LABELS)
+    assert torch.allclose(torch.as_tensor(total), torch.ones(10, dtype=torch.float64))
+
+
+def test_a_probe_of_pure_noise_is_shrunk_and_little_noise_changes_little() -> None:
+    clean = moments(*records(2000))
+    points, _ = records(50, seed=1)
+    exact = fit_probe(identity(), clean).losses(points, LABELS[0])
+    near = fit_probe(identity(), noisy(clean, 1e-5, 1e-5, 0)).losses(points, LABELS[0])
+    assert torch.allclose(exact, near, atol=1e-2)
+    shrinkage = [fit_probe(identity(), noisy(clean, 1e3, 1e3, seed)).shrinkage for seed in range(50)]
+    assert np.mean(shrinkage) < 0.35  # above zero only if chance exceeds its expectation
+    # With shrinkage 0, the probe is uniform.
+    none = next(
+        probe
+        for seed in range(50)
+        if (probe := fit_probe(identity(), noisy(clean, 1e3, 1e3, seed))).shrinkage == 0
+    )
+    assert torch.allclose(none.losses(points, LABELS[0]), torch.full((50,), np.log(3.0), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("second_noise", [0.0, 5.0, 500.0])
+def test_weights_are_bounded_by_the_noise_in_every_direction(second_noise: float) -> None:
+    count = 2000
+    probe = fit_probe(identity(), noisy(moments(*records(count)), 0.0, second_noise, 3))
+    floor = np.sqrt(2 * DIMENSIONS) * (1 + CONSTANT**2) * second_noise / count
+    features, columns = records(count)
+    means = torch.stack([features[columns == column].mean(dim=0) for column in range(3)])
+    longest = (means - features.mean(dim=0)).norm(dim=1)
+    allowed = probe.shrinkage * longest / max(floor, 1 / (count + DIMENSIONS))
+    assert probe.shrinkage > 0
+    assert (probe.weights.norm(dim=0) <= allowed * (1 + 1e-6)).all()
+
+
+def test_noise_in_the_second_moment_keeps_the_probe_from_unstable_directions() -> None:
+    """The bound to which eigenvalues are raised is the largest eigenvalue of pure noise."""
+    dimensions = 60
+    bound = np.sqrt(2 * dimensions)
+    worst = []
+    for seed in range(20):
+        drawn = torch.randn(dimensions, dimensions, generator=torch.Generator().manual_seed(seed))
+        worst.append(float(torch.linalg.eigvalsh((drawn + drawn.mT) / 2).abs().max()))
+    assert np.mean(worst) == pytest.approx(bound, rel=0.05)
+
+
+def test_derivatives_of_losses_agree_with_finite_differences() -> None:
+    features, columns = records(200)
+    probe = fit_probe(identity(), moments(features, columns))
+    points = (features[:4] / 2).clone().requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda x: probe.losses(x, LABELS[1]), points)
+
+
+def test_moments_survive_the_targets_table() -> None:
+    drawn = noisy(moments(*records(50)), 0.5, 0.25, 0)
+    gradients = {label: torch.full((2, 3), float(label)) for label in LABELS}
+    table = to_table(gradients, drawn)
+    back = moments_of(table.take(torch.randperm(len(table)).tolist()), LABELS, (0.5, 0.25))
+    for label in LABELS:
+        assert torch.allclose(back.class_sums[label], drawn.class_sums[label], rtol=1e-6)
+    assert torch.allclose(back.second_moment, drawn.second_moment, rtol=1e-6)
+    assert (back.class_sum_noise, back.second_moment_noise) == (0.5, 0.25)
+
+
+def test_counts_come_from_the_constant() -> None:
+    features, columns = records(500)
+    sums = moments(features, columns).class_sums
+    for column, label in enumerate(LABELS):
+        count = float(sums[label][-1]) * (1 + CONSTANT**2) ** 0.5 / CONSTANT
+        assert count == pytest.approx(int((columns == column).sum()))
+
+
+def test_columns_are_in_the_order_of_the_labels() -> None:
+    weights = torch.eye(DIMENSIONS, dtype=torch.float64)[:, :3] * 50
+    probe = Probe(identity(), LABELS, weights, torch.zeros(3, dtype=torch.float64), 1.0)
+    point = torch.eye(DIMENSIONS, dtype=torch.float64)[1:2]
+    assert [float(probe.losses(point, label)) < 1e-9 for label in LABELS] == [False, True, False]

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import stat
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradmm.config.settings import TargetGradientSettings
+from gradmm.data.splits import LabelledTexts
+from gradmm.errors import InputError
+from gradmm.gradients.head_gradient import head_gradients
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate, make_batch
+from gradmm.privacy.clipped_sum import ClippedSum, RecordSums
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.storage.location import location
+from gradmm.target import checkpoint, target_gradient
+from gradmm.target.checkpoint import UnfinishedSums
+from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.tables import matrix_of, to_table
+from gradmm.target.target_gradient import TargetSums, target_sums
+from gradmm.target.target_space import FULL, TargetSpace, label_rows
+from tests.conftest import random_probe
+
+DATA = LabelledTexts(
+    texts=(
+        "the soup was warm",
+        "rude staff",
+        "a quiet room with good light",
+        "late again !",
+        "fresh bread .",
+    ),
+    labels=(1, 0, 1, 0, 1),
+)
+MECHANISM = GaussianMechanism(
+    epsilon=1.0, delta=1e-5, clipping_norm=0.1, adjacency="add-or-remove", calibration="analytic"
+)
+
+
+def slow_sum(phi: LanguageModel, template: TokenisedTemplate, label: int, clipping_norm: float) -> torch.Tensor:
+    total = torch.zeros_like(phi.head)
+    for row in DATA.of_class(label):
+        batch = make_batch(template, [phi.encode(DATA.texts[row])], [label], phi.device)
+        gradient = head_gradients(phi, batch).materialise()[0]
+        total += gradient * min(1.0, clipping_norm / float(gradient.norm()))
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+@pytest.mark.parametrize("clipping_norm", [0.1, 1e6])
+def test_target_is_the_sum_of_clipped_gradients_of_each_class(
+    phi: LanguageModel, template: TokenisedTemplate, batch_size: int, clipping_norm: float
+) -> None:
+    settings = TargetGradientSettings(batch_size=batch_size)
+    target = target_sums(phi, template, DATA, settings, clipping_norm, None)
+    for label in (0, 1):
+        assert torch.allclose(target.values[label], slow_sum(phi, template, label, clipping_norm), atol=1e-7)
+    assert target.records == {0: 2, 1: 3}
+    assert target.clip_fraction == (1.0 if clipping_norm == 0.1 else 0.0)
+
+
+def test_noise_is_added_once_to_every_coordinate_and_differs_between_runs(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    clean = target_sums(phi, template, DATA, TargetGradientSettings(), 0.1, None)
+    noisy = [clean.release(MECHANISM)[0] for _ in range(2)]
+    noise = [torch.stack([run[label] - clean.values[label] for label in (0, 1)]) for run in noisy]
+    for each in noise:
+        assert float(each.std()) == pytest.approx(MECHANISM.sigma, rel=0.05)
+        assert float(each.mean()) == pytest.approx(0.0, abs=0.05 * MECHANISM.sigma)
+        # The same noise in two classes would cancel in their difference.
+        assert abs(float(torch.corrcoef(each.flatten(1))[0, 1])) < 0.05
+    assert abs(float(torch.corrcoef(torch.stack([n.flatten() for n in noise]))[0, 1])) < 0.05
+
+
+def test_one_record_more_moves_the_target_by_no_more_than_c(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    fewer = LabelledTexts(DATA.texts[:-1], DATA.labels[:-1])
+    settings = TargetGradientSettings(batch_size=2)
+    whole, part = (target_sums(phi, template, data, settings, 0.1, None).values for data in (DATA, fewer))
+    difference = torch.stack([whole[label] - part[label] for label in (0, 1)])
+    assert 0 < float(difference.norm()) <= 0.1 * (1 + 1e-6)
+
+
+@pytest.fixture(scope="session")
+def probed_space(phi: LanguageModel, template: TokenisedTemplate) -> TargetSpace:
+    return replace(FULL, features=random_probe(phi, template).features)
+
+
+def slow_vectors(phi: LanguageModel, template: TokenisedTemplate, features: TextFeatures) -> torch.Tensor:
+    rows = []
+    for text, label in zip(DATA.texts, DATA.labels, strict=True):
+        batch = make_batch(template, [phi.encode(text)], [label], phi.device)
+        rows.append(features.with_constant(text_means(phi.layers(input_ids=batch.input_ids), batch.text_mask))[0])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_the_probes_moments_are_sums_over_records(
+    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, batch_size: int
+) -> None:
+    settings = TargetGradientSettings(batch_size=batch_size, probe_share=0.4)
+    sums = target_sums(phi, template, DATA, settings, 0.1, None, probed_space)
+    assert sums.moments is not None
+    assert probed_space.features is not None
+    vectors = slow_vectors(phi, template, probed_space.features)
+    for label in (0, 1):
+        expected = vectors[DATA.of_class(label)].sum(dim=0)
+        assert torch.allclose(sums.moments.class_sums[label], expected, atol=1e-9)
+        # The probe reduces the gradient's share of C.
+        assert torch.allclose(sums.values[label], slow_sum(phi, template, label, 0.1 * 0.6**0.5), atol=1e-7)
+    assert torch.allclose(sums.moments.second_moment, vectors.mT @ vectors, atol=1e-9)
+
+
+def released_vector(sums: TargetSums) -> torch.Tensor:
+    """Return the whole released vector, in the units in which the noise is drawn."""
+    assert sums.moments is not None
+    parts = [*sums.values.values(), *(sums.norms.class_sum * each for each in sums.moments.class_sums.values())]
+    return torch.cat([part.flatten() for part in [*parts, sums.norms.second_moment * sums.moments.second_moment]])
+
+
+@pytest.mark.parametrize("probe_share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("left_out", range(len(DATA.texts)))
+def test_one_record_more_moves_all_parts_together_by_no_more_than_c(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    probed_space: TargetSpace,
+    probe_share: float,
+    left_out: int,
+) -> None:
+    fewer = DATA.take([row for row in range(len(DATA.texts)) if row != left_out])
+    settings = TargetGradientSettings(batch_size=2, probe_share=probe_share)
+    whole, part = (
+        released_vector(target_sums(phi, template, data, settings, 0.1, None, probed_space))
+        for data in (DATA, fewer)
+    )
+    assert 0.05 < float((whole - part).norm()) <= 0.1 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+def test_every_number_of_a_probe_has_the_noise_that_its_norm_asks_for(
+    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, sampler: str
+) -> None:
+    mechanism = MECHANISM.model_copy(update={"sampler": sampler})
+    settings = TargetGradientSettings(probe_share=0.4)
+    space = replace(probed_space, rows=torch.tensor(label_rows(template)))
+    sums = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
+    assert sums.moments is not None
+    drawn: dict[str, list[torch.Tensor]] = {"class": [], "second": []}
+    for _ in range(60):
+        _, noisy = sums.release(mechanism)
+        assert noisy is not None
+        drawn["class"] += [noisy.class_sums[label] - sums.moments.class_sums[label] for label in (0, 1)]
+        drawn["second"].append((noisy.second_moment - sums.moments.second_moment).flatten())
+    assert noisy.class_sum_noise == pytest.approx(mechanism.sigma / sums.norms.class_sum)
+    assert noisy.second_moment_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
+    for part, deviation in (("class", noisy.class_sum_noise), ("second", noisy.second_moment_noise)):
+        every = torch.stack(drawn[part])
+        assert float(every.std()) == pytest.approx(deviation, rel=0.1)
+        assert len(every.unique()) > 0.99 * every.numel()  # exact noise is on a grid
+
+
+def test_full_gradient_target_is_one_flat_vector_and_survives_its_table(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    settings = TargetGradientSettings(matching="full-gradient")
+    target = target_sums(phi, template, DATA, settings, 1.0, None)
+    size = len(target.values[0])
+    embeddings = phi.model.get_input_embeddings().weight.numel()
+    assert size == sum(p.numel() for p in phi.model.parameters()) - embeddings
+    back = matrix_of(to_table(target.values), 1)
+    assert torch.allclose(back.flatten()[:size].double(), target.values[1], atol=1e-6)
+
+
+def test_table_keeps_every_class_and_row_in_place() -> None:
+    values = {3: torch.arange(12.0).view(4, 3), 1: -torch.arange(12.0).view(4, 3)}
+    table = to_table(values).take(torch.randperm(8).tolist())
+    for label, value in values.items():
+        assert torch.equal(matrix_of(table, label), value)
+
+
+def test_vanishing_gradients_are_an_error(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    certain = LanguageModel(deepcopy(phi.model), phi.tokenizer)  # of " good", whatever the text
+    certain.model.lm_head.bias[template.first_tokens[1]] = 1e6
+    with pytest.raises(InputError, match="target_gradient: the gradients of label 1 vanish"):
+        target_sums(certain, template, DATA, TargetGradientSettings(), 1.0, None)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the sizes of the batches that pass through the model. A first entry of -n kills batch n once."""
+    batches: list[int] = []
+
+    def of_batch(language_model: LanguageModel, batch: object, hidden: object) -> object:
+        if batches and batches[0] < 0 and len(batches) == -batches[0]:
+            batches.clear()
+            raise Killed
+        gradients = head_gradients(language_model, batch, hidden)  # pyright: ignore[reportArgumentType]
+        batches.append(len(gradients.residual))
+        return gradients
+
+    monkeypatch.setattr(target_gradient, "head_gradients", of_batch)
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
+    return batches
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("discrete", [False, True])
+@pytest.mark.parametrize("probe", [False, True])
+def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    probed_space: TargetSpace,
+    watched: list[int],
+    killed_after: int,
+    discrete: bool,
+    probe: bool,
+    tmp_path: Path,
+) -> None:
+    mechanism = MECHANISM.model_copy(update={"sampler": "discrete"}) if discrete else None
+    settings = TargetGradientSettings(batch_size=1)
+    space = probed_space if probe else FULL
+    undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
+    watched[:] = [-(killed_after + 1)]
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    with pytest.raises(Killed):
+        target_sums(phi, template, DATA, settings, 0.1, mechanism, space, unfinished)
+    assert unfinished.file.exists() == (killed_after > 0)
+    resumed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space, unfinished)
+    assert watched == [1] * (5 - killed_after)
+    assert resumed.clip_fraction == undisturbed.clip_fraction
+    for label in (0, 1):
+        assert torch.equal(resumed.values[label], undisturbed.values[label])
+    if probe:
+        assert torch.equal(released_vector(resumed), released_vector(undisturbed))
+    assert stat.S_IMODE(unfinished.file.stat().st_mode) == 0o600
+    unfinished.delete()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
+def test_a_damaged_checkpoint_is_not_used(
+    phi: LanguageModel, template: TokenisedTemplate, watched: list[int], damage: str, tmp_path: Path
+) -> None:
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    settings = TargetGradientSettings(batch_size=1)
+    target_sums(phi, template, DATA, settings, 0.1, None, unfinished=unfinished)
+    content = unfinished.file.read_bytes()
+    watched.clear()
+    flipped = content[:-1] + bytes([content[-1] ^ 1])
+    unfinished.file.write_bytes({"cut": content[:-1], "flipped": flipped, "emptied": b""}[damage])
+    target_sums(phi, template, DATA, settings, 0.1, None, unfinished=unfinished)
+    assert watched == [1] * 5
+
+
+def test_a_checkpoint_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
+    unfinished = UnfinishedSums(location("memory://bucket/unfinished/sums"))
+    assert unfinished.read() == {}
+    unfinished.write({1: RecordSums(ClippedSum(torch.eye(2, dtype=torch.float64), 7, 3))})
+    (of_class,) = unfinished.read().values()
+    assert (of_class.gradient.records, of_class.gradient.clipped) == (7, 3)
+    assert torch.equal(of_class.gradient.total, torch.eye(2, dtype=torch.float64))
+    assert of_class.class_sum.records == of_class.second_moment.records == 0
+    unfinished.delete()
+    assert unfinished.read() == {}
+
+
+def test_checkpoints_are_written_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    seen = []
+    for now[0] in (1.0, 29.0, 31.0, 60.0, 62.0):
+        unfinished.write({0: RecordSums()})
+        seen.append(unfinished.file.exists())
+        unfinished.delete()
+    assert seen == [False, False, True, False, True]
+
+
+def test_exact_noise_is_added_to_sums_that_lie_exactly_on_its_grid(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    probed_space: TargetSpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mechanism = MECHANISM.model_copy(update={"sampler": "discrete"})
+    space = replace(probed_space, rows=torch.tensor(label_rows(template)))
+    sums = target_sums(phi, template, DATA, TargetGradientSettings(probe_share=0.4), 0.1, mechanism, space)
+    noised: list[torch.Tensor] = []
+
+    def seen(values: dict[int, torch.Tensor], _: GaussianMechanism) -> dict[int, torch.Tensor]:
+        noised.extend(values.values())
+        return values
+
+    monkeypatch.setattr(target_gradient, "_noisy", seen)
+    sums.release(mechanism)
+    assert len(noised) == 5
+    for total in noised:
+        steps = total / mechanism._step
+        assert torch.equal(steps, steps.round())

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import gradmm
+
+CORE = Path(__file__).parents[2] / "gradmm_core"
+PACKAGES = sorted(folder.name for folder in CORE.iterdir() if (folder / "__init__.py").is_file())
+
+
+@pytest.mark.parametrize("name", gradmm.__all__)
+def test_every_public_name_can_be_had(name: str) -> None:
+    assert getattr(gradmm, name).__name__ == name
+    assert name in dir(gradmm)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'distill'"):
+        _ = gradmm.distill  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    code = "import sys; before = set(sys.modules); import gradmm; print(*(set(sys.modules) - before))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "pandas", "pydantic", "prefect"} & set(ran.stdout.split())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_says_what_lives_there_and_names_its_modules(package: str) -> None:
+    document = import_module(f"gradmm.{package}").__doc__ or ""
+    modules = {file.stem for file in (CORE / package).glob("*.py")} - {"__init__"}
+    assert document.strip()
+    assert not {module for module in modules if module not in document}
+    assert package in (gradmm.__doc__ or "")
