@@ -276,7 +276,7 @@ def _local_copy(report: Location) -> Path:
 
 
 @app.command(group=RESULTS)
-def clean(*, root: Root = DEFAULT_ROOT, keep_days: float = 7, dry_run: bool = False) -> None:
+def clean(*, root: Root = DEFAULT_ROOT, keep_days: float = 7.0, dry_run: bool = False) -> None:
     """Remove files that no run, release or ledger refers to.
 
     Args:

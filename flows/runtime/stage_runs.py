@@ -129,7 +129,7 @@ class StageRuns:
 
         Like `run_shards`, must be closed by a caller that stops early.
         """
-        calls = [self._arguments(stage, each) for each in inputs]
+        calls = [self._arguments(stage, call_inputs) for call_inputs in inputs]
         with closing(run_shards(self._configured(stage, merge), calls, execution)) as states:
             for number, state in states:
                 yield number, self._result(stage, calls[number], state)
@@ -156,7 +156,7 @@ class StageRuns:
         """Return the result of a finished call, or raise the task's error.
 
         Raises:
-            KeyboardInterrupt: if the user asked for one and the task swallowed it.
+            KeyboardInterrupt: if the run was interrupted, even if the task suppressed it.
             InputError: if the record under results/ belongs to another stage or other inputs.
         """
         raise_if_interrupted()

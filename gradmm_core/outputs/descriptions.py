@@ -125,41 +125,31 @@ def stage_figures(record: StageRecord, recipe: Recipe) -> list[tuple[str, str]]:
     match record.stage:
         case "finetune_eval":
             before, *arms = accuracy_rows(figures, recipe)
-            return [
-                ("accuracy before fine-tuning", before[1]),
-                *((f"accuracy on {arm}", f"{honest} (best on test {best}), learning rate {rate}")
-                  for arm, honest, best, rate in arms),
-            ]  # fmt: skip
+            after = [
+                (f"accuracy on {arm}", f"{own} (best on test {best}, rate {rate})")
+                for arm, own, best, rate in arms
+            ]
+            return [("accuracy before fine-tuning", before[1]), *after]
         case "mia_audit":
-            runs, power = recipe.mia_audit.runs, figures["power"]
-            auc_spread = _spread(figures, "auc", runs)
+            rates = ("advantage", "auc", "tpr_at_1_fpr", "tpr_at_01_fpr")
+            advantage, auc, at_1, at_01 = ((figures[n], _spread(figures, n, recipe.mia_audit.runs)) for n in rates)
             no_false_positive = " (no false positive)" if figures["test_records"] < 1000 else ""
+            power = "no guarantee" if figures["power"] is None else percent(figures["power"])
             return [
-                ("advantage (TPR - FPR)", points(figures["advantage"], _spread(figures, "advantage", runs))),
-                (
-                    "area under the ROC curve",
-                    f"{figures['auc']:.3f}" + ("" if auc_spread is None else f" ± {auc_spread:.3f}"),
-                ),
-                ("TPR at 1% FPR", percent(figures["tpr_at_1_fpr"], _spread(figures, "tpr_at_1_fpr", runs))),
-                (
-                    f"TPR at 0.1% FPR{no_false_positive}",
-                    percent(figures["tpr_at_01_fpr"], _spread(figures, "tpr_at_01_fpr", runs)),
-                ),
+                ("advantage (TPR - FPR)", points(*advantage)),
+                ("area under the ROC curve", " ± ".join(f"{each:.3f}" for each in auc if each is not None)),
+                ("TPR at 1% FPR", percent(*at_1)),
+                (f"TPR at 0.1% FPR{no_false_positive}", percent(*at_01)),
                 ("records attacked", _attacked(figures)),
                 ("advantage detected with 80% power", _detectable(figures)),
-                (
-                    "power to detect the largest advantage under the guarantee",
-                    "no guarantee" if power is None else percent(power),
-                ),
+                ("power to detect the largest advantage under the guarantee", power),
             ]
         case "mechanism_audit":
+            draws = number(figures["draws"])
             return [
                 ("claimed epsilon", f"{figures['claimed_epsilon']:g}"),
                 ("confidence of each lower bound", percent(figures["confidence"])),
-                (
-                    f"lower bound from {number(figures['draws'])} draws with a canary and as many without",
-                    _lower_bound(figures, ""),
-                ),
+                (f"lower bound from {draws} draws with a canary and as many without", _lower_bound(figures, "")),
                 ("lower bound from many canaries in one draw", _lower_bound(figures, "one_run_")),
                 ("area under the ROC curve", f"{figures['auc']:.3f}"),
                 ("TPR at 1% FPR", percent(figures["tpr_at_1_fpr"])),

@@ -14,7 +14,6 @@ import yaml
 from prefect.client.orchestration import get_client
 from upath import UPath
 
-import gradmm.tasks.runtime.inputs
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.main import main
 from gradmm.deployments.serving.recipe_deployment import deployed_recipe, parameters
@@ -27,6 +26,7 @@ from gradmm.outputs.record import RunRecord
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import Root
 from gradmm.storage.location import location
+from gradmm.tasks.runtime import inputs
 from tests.flows.conftest import tiny_recipe_values
 from tests.flows.test_cli import gradmm
 from tests.flows.test_distil import EVERY_STAGE, ran, run
@@ -210,7 +210,7 @@ def test_a_private_run_is_charged_once_and_refused_when_the_budget_is_spent(
     other = tiny_recipe(privacy=PRIVACY | {"clipping_norm": 2.0})
     before = objects(root)
     with monkeypatch.context() as patch:
-        patch.setattr(gradmm.tasks.runtime.inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
+        patch.setattr(inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
         with pytest.raises(BudgetExhausted, match=r"budget of 4 \(1 release so far\)"):
             run(other, root)
     assert {n: c for n, c in objects(root).items() if "/target_gradient/" in n or n.startswith("ledger/")} == {

@@ -1,4 +1,4 @@
-"""What `clean` takes and what it leaves, on roots of all shapes, against a plain account of who needs what."""
+"""The files that `clean` removes and keeps, on random roots, compared with a naive computation of references."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.unit.privacy.test_ledger import release
 
 STAGES = ("target_space", "target_gradient", "generation_shard", "generation", "label_filter")
 
-#: What is older than this may go.
+#: Files older than this may be removed.
 BEFORE = 1_000_000.0
 OLD, YOUNG = BEFORE - 1, BEFORE + 1
 
 
 @dataclass
 class Made:
-    """A stage of a made-up root: where it is, and the numbers of those it was made from."""
+    """A stage of a random root, with the numbers of its inputs."""
 
     stage: str
     old: bool
@@ -53,13 +53,13 @@ def write(path: Path, content: bytes, old: bool) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     time = OLD if old else YOUNG
-    for each in (path, path.parent, path.parent.parent):  # folders that come and go as a whole are judged whole
+    for each in (path, path.parent, path.parent.parent):  # a folder has the age of its content
         os.utime(each, (time, time))
     return path
 
 
 def write_stages(root: Path, stages: list[Made]) -> None:
-    """Each made from those before it that its `upstream` names."""
+    """Write each stage with those of its `upstream` that come before it as inputs."""
     for number, made in enumerate(stages):
         made.upstream = {each for each in made.upstream if each < number}
         upstream = {"texts": [file_digest(stages[each].file) for each in sorted(made.upstream)]}
@@ -74,7 +74,7 @@ def write_stages(root: Path, stages: list[Made]) -> None:
 
 
 def write_run(root: Path, name: str, files: list[Path]) -> None:
-    """A run folder with a record that names these stages, as they were in a root elsewhere."""
+    """Write a run folder whose record names these stages at another root."""
     stages = [
         {"stage": file.parent.name, "path": f"/moved/stages/{file.parent.name}/{file.name}"} for file in files
     ]
@@ -83,7 +83,7 @@ def write_run(root: Path, name: str, files: list[Path]) -> None:
 
 
 def charge(root: Path, key: str, digest: str | None) -> None:
-    """One line, or two, in the data's ledger."""
+    """Add a release to the data's ledger, finished if it has a digest."""
     with Ledger.of(root, "data").charge(release(stage_key=key), budget_epsilon=1e9, delta=1e-5) as finish:
         if digest:
             finish(digest)
@@ -145,7 +145,7 @@ def test_nothing_that_a_run_a_release_or_the_ledger_needs_is_removed_and_all_els
             needed |= more
         before = snapshot(root)
         found = removable(root, BEFORE)
-        assert snapshot(root) == before  # asking changes nothing
+        assert snapshot(root) == before  # listing changes nothing
         assert sum(each.size for each in found) == sum(
             len(before[str(f.relative_to(root))])
             for each in found

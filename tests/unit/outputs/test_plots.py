@@ -1,4 +1,4 @@
-"""The plots: what they draw, read back from the figures, and what an SVG of them asks of its page."""
+"""The plots: drawn values, read back from the figures, and self-contained SVG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUDIT = {"test_records": 100, "advantage": 0.03, "detectable_advantage": 0.1763,
 
 
 def compare_rows() -> pd.DataFrame:
-    """Of the stage `compare`, with an arm of a size of its own and figures of one seed."""
+    """Return rows of the stage `compare`: an arm with its own size, and figures of one seed."""
     rows = [
         ("before", 0, 0.6, None),
         ("random", 10, 0.7, 0.02),
@@ -39,7 +39,7 @@ def compare_rows() -> pd.DataFrame:
 
 
 def gradients_rows() -> pd.DataFrame:
-    """Of the stage `gradients`, of one seed's interval and of an arm that has diverged."""
+    """Return rows of the stage `gradients`: one seed without an interval, and a diverged arm."""
     rows = [
         ("random", 0, "head", 1.5, 0.1),
         ("random", 0, "all", 1.4, 0.1),
@@ -54,7 +54,7 @@ def gradients_rows() -> pd.DataFrame:
 
 
 def bounds_rows() -> pd.DataFrame:
-    """Of the stage `bounds`, with an arm that has diverged."""
+    """Return rows of the stage `bounds` with a diverged arm."""
     rows = [("random", 50, 3, 0.5, 0.9, 0.01, 0.05, 3, 3), ("gradmm", 50, 3, 0.4, 0.3, 0.02, 0.04, 1, 3)]
     rows.append(("zero-shot", 50, 3, None, None, None, None, 0, 0))
     measures = ["gap", "sharp_gap_bound", "loss_difference", "sharp_loss_bound"]
@@ -62,7 +62,7 @@ def bounds_rows() -> pd.DataFrame:
 
 
 def figures() -> dict[str, Figure]:
-    """One of each."""
+    """Draw one figure of each kind."""
     return {
         "loss_history": plots.loss_history(pd.DataFrame({"loss_history": [[0.5, 0.2], [0.4, 0.3]]})),
         "survivors": plots.survivors(["bad", "good"], ["generation", "label_filter"], [[4, 4], [2, 3]]),
@@ -82,7 +82,7 @@ def svgs() -> dict[str, str]:
 
 
 def lines(figure: Figure) -> dict[str, Any]:
-    """The lines of a figure, by the label in its legend."""
+    """Return a figure's lines by their label."""
     return {str(line.get_label()): line for line in figure.axes[0].get_lines()}
 
 
@@ -109,7 +109,7 @@ def test_loss_history_reads_what_parquet_gives_and_refuses_what_has_no_number() 
     arrays = pd.DataFrame({"loss_history": [np.array([0.5, 0.4]), np.array([0.3, 0.2])]})
     assert lines(plots.loss_history(arrays))["median"].get_ydata() == pytest.approx([0.4, 0.3])
     single = plots.loss_history(pd.DataFrame({"loss_history": [[0.5]]}))
-    assert lines(single)["median"].get_marker() == "o"  # a line of one point would not be seen
+    assert lines(single)["median"].get_marker() == "o"  # a line of one point is invisible
     with pytest.raises(ValueError, match="no text has a finite loss"):
         plots.loss_history(pd.DataFrame({"loss_history": [[math.nan]]}))
 

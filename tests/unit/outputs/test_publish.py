@@ -1,4 +1,4 @@
-"""Publishing: what reaches the hub, to the byte, and what never does."""
+"""Publishing: the exact bytes that reach the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ URL = f"https://huggingface.co/datasets/{REPOSITORY}"
 
 
 class Hub:
-    """The hub at its HTTP edge: the calls that huggingface_hub makes, and their order."""
+    """A fake hub that answers and records huggingface_hub's HTTP requests."""
 
     def __init__(self) -> None:
         self.private: dict[str, bool] = {}
@@ -79,7 +79,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    # Else the client asks the hub, once a day and without a token, which programs call it.
+    # Without this the client sends telemetry once a day, without a token.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     hub = Hub()
     set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(hub.answer)))
@@ -102,7 +102,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def committed(commit: list[dict[str, Any]]) -> dict[str, bytes]:
-    """The files of a commit that does nothing else."""
+    """Return the files of a commit that only adds files."""
     header, *operations = commit
     assert header == {"key": "header", "value": {"summary": COMMIT_MESSAGE, "description": ""}}
     for operation in operations:
@@ -129,7 +129,7 @@ def test_release_becomes_a_private_data_set_of_exactly_its_files(hub: Hub, relea
         "type": "dataset",
     }
     assert [committed(commit) for commit in hub.commits] == [contents(release)]
-    assert hub.paths == list(hub.answers)  # each once, nothing else, and the visibility before any file
+    assert hub.paths == list(hub.answers)  # each once, the visibility before any file
 
 
 def test_no_request_but_the_commit_and_its_preparation_carries_a_file(hub: Hub, release: Path) -> None:
@@ -287,13 +287,13 @@ def unreachable(_: httpx2.Request) -> httpx2.Response:
 
 
 def forbidden(request: httpx2.Request) -> httpx2.Response:
-    """As the hub says it, but quoting the token."""
+    """Answer like the hub, quoting the token."""
     message = f"You don't have the rights\nto write there with {request.headers['authorization']} or {TOKEN}"
     return httpx2.Response(403, json={"error": message})
 
 
 def illegal_header(request: httpx2.Request) -> httpx2.Response:
-    """As h11 says it: with the header's value, escaped."""
+    """Raise h11's error, with the header's value escaped."""
     raise httpx2.LocalProtocolError(f"Illegal header value b'Bearer {TOKEN[:9]}\\x7f{TOKEN[9:]}'")
 
 
@@ -319,7 +319,7 @@ def test_error_of_the_hub_is_one_line_without_the_token(
     answer: Callable[[httpx2.Request], httpx2.Response],
     words: str,
 ) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)  # the client tries again
+    monkeypatch.setattr("time.sleep", lambda _: None)  # the client retries
     path = list(hub.answers)[call]
     hub.answers[path] = answer
     error = refusal(release)

@@ -593,7 +593,7 @@ def test_import_is_light() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-# In an object store
+# Object stores
 
 
 def test_a_store_gets_the_same_files_as_a_folder(
