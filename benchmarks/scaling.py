@@ -37,7 +37,8 @@ from gradmm.data.splits import LabelledTexts
 from gradmm.lm.language_model import load_language_model
 from gradmm.lm.memory import peak_memory
 from gradmm.lm.model_reference import resolve_model
-from gradmm.lm.template import PromptTemplate, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import tokenise_template
 from gradmm.target.target_gradient import target_sums
 from gradmm.target.target_space import make_target_space, public_texts
 

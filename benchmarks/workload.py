@@ -17,7 +17,8 @@ from gradmm.config.settings import ModelSettings
 from gradmm.generation.objectives import HeadMatching
 from gradmm.lm.language_model import LanguageModel, load_language_model
 from gradmm.lm.model_reference import resolve_model
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 
 DType = Literal["float32", "bfloat16"]

@@ -12,7 +12,7 @@ from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.generation.shards import plan_shards
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, expected_cosines, preflight_lines

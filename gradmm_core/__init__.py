@@ -1,6 +1,7 @@
 """Synthetic training sentences from private labelled text, with a differential-privacy guarantee.
 
-Packages, lowest first; each imports only from those before it:
+Packages, lowest first; each imports only from those before it. `tasks`, `flows` and `deployments` lie beside this
+folder in the repository, and are installed below it:
 
     errors      errors that a user can act on
     config      recipes and their settings

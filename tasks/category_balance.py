@@ -1,4 +1,4 @@
-"""Stage 5: lower each class's mean matching loss to that of the best class, as far as the floor allows."""
+"""Lower each class's mean matching loss to that of the best class, as far as the floor allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 6: fine-tune on the synthetic texts and on equally many real ones, and compare the accuracies."""
+"""Fine-tune on the synthetic texts and on equally many real ones, and compare the accuracies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.evaluation.arm import Arm
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.arm_texts import ArmTexts
 from gradmm.tasks.runtime.inputs import read_model, read_split

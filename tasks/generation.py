@@ -1,4 +1,4 @@
-"""Stage 2: generate texts whose gradients match the target, in shards that are cached one by one."""
+"""Generate texts whose gradients match the target, in shards that are cached one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pandas as pd
 from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings
 from gradmm.generation.shards import Shard
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task

@@ -1,11 +1,11 @@
-"""Stage 3: drop texts that the model and the probe assign to another class."""
+"""Drop texts that the model and the probe assign to another class."""
 
 from __future__ import annotations
 
 from gradmm.config.settings import LabelFilterSettings
 from gradmm.filters.rows import filter_figures
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task

@@ -1,4 +1,4 @@
-"""Stage 4: keep the texts of each class that match the target best."""
+"""Keep the texts of each class that match the target best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean
 from gradmm.config.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
 from gradmm.filters.rows import filter_figures, kept_texts, token_lists
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task

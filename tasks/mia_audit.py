@@ -1,4 +1,4 @@
-"""Stage 7: attack a model fine-tuned on the synthetic texts by membership inference."""
+"""Attack a model fine-tuned on the synthetic texts by membership inference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from gradmm.config.settings import FinetuneEvalSettings, MiaAuditSettings
 from gradmm.filters.rows import kept_texts, token_lists
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
 

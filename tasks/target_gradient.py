@@ -1,4 +1,4 @@
-"""Stage 1: release the target gradient: the clipped sums over the records, with noise in a private run."""
+"""Release the target gradient: the clipped sums over the records, with noise in a private run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import Ledger, Release, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact

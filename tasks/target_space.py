@@ -1,4 +1,4 @@
-"""Stage 0: make the target space from text that the model writes itself. Reads no private records."""
+"""Make the target space from text that the model writes itself. Reads no private records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.tasks.runtime.inputs import read_model
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 

@@ -22,7 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from gradmm.config.settings import ModelSettings
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference, resolve_model
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.probe import Probe
 

@@ -17,7 +17,8 @@ from gradmm.config.settings import LabelFilterSettings
 from gradmm.filters.rows import token_lists
 from gradmm.lm.classification import predict
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate
 from gradmm.target.probe import Probe
 
 

@@ -3,7 +3,7 @@
 model_reference: identity of a model, without loading it.
 language_model: embeddings, body and head of a Hugging Face model.
 bfloat16_product, last_mlp: faster evaluation of the head and of the last layer.
-template, free_text: model inputs from token ids and from free embeddings.
+prompt_template, template, free_text: model inputs in words, in token ids, and with free embeddings.
 vocabulary, sentences: allowed tokens and sentence boundaries.
 prompt, sampling: continuation of a cached instruction, and public texts sampled from it.
 perplexity, classification: scores of texts.

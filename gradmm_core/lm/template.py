@@ -13,25 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gradmm.config.settings import Settings
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt_template import PromptTemplate
 
 #: Texts per call of the tokenizer. Its spellings, offsets and masks take several times the memory of the ids.
 TEXTS_AT_ONCE = 1000
-
-
-class PromptTemplate(Settings):
-    """The settings that determine an example's tokens. Excludes instructions and class names."""
-
-    suffix: str
-    verbalisers: dict[int, str]
-    max_text_tokens: int
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        """Labels in the recipe's order."""
-        return tuple(self.verbalisers)
 
 
 @dataclass(frozen=True)

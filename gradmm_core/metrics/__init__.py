@@ -5,5 +5,4 @@ text_figures: number, mean losses, perplexity and diversity of a table of texts.
 distribution: Fréchet distance, MMD and nearest neighbours of embeddings.
 intervals: means over seeds with Student intervals.
 roc: area under the ROC curve, and true positive rates at small false positive rates.
-text_figures: mean losses, perplexity and diversity of a table of texts.
 """

@@ -14,7 +14,7 @@ from gradmm.data.splits import LabelledTexts, Splits, load_splits
 from gradmm.demo.shared import demo_of
 from gradmm.errors import InputError
 from gradmm.lm.model_reference import ModelReference, resolve_model
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import Root
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference

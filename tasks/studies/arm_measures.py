@@ -9,7 +9,7 @@ import pandas as pd
 from gradmm.data.examples import class_counts, sample_class_rows
 from gradmm.evaluation.arm import Arm
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.measures import TextReader, text_measures
 from gradmm.tasks.runtime.arm_texts import ArmTexts

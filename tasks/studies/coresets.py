@@ -7,7 +7,8 @@ import pandas as pd
 from gradmm.evaluation.coresets import CORESETS, select_per_class
 from gradmm.lm.classification import text_embeddings
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate, tokenise_texts
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import tokenise_texts
 from gradmm.tasks.runtime.inputs import read_model, read_split
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
 

@@ -7,7 +7,7 @@ import pandas as pd
 from gradmm.data.examples import class_counts
 from gradmm.evaluation.arm import Arm
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.compare import MEASURES
 from gradmm.studies.measures import TextReader, distance_intervals

@@ -6,7 +6,8 @@ from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.data.examples import Examples, class_counts
 from gradmm.evaluation.arm import Arm
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate, tokenise_texts
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import tokenise_texts
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.gradient_path import gradient_path as measured_path
 from gradmm.tasks.finetune_eval import finetuning_of, tokenised

@@ -14,7 +14,7 @@ from prefect.context import TaskRunContext
 from gradmm.config.settings import DataSettings, GenerationSettings, LossSelectionSettings, TargetGradientSettings
 from gradmm.generation.shards import Shard
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import Root
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference, StageCache, stage_key
 

@@ -28,6 +28,7 @@ from gradmm.lm.template import tokenise_template, tokenise_texts
 from gradmm.outputs.record import RunRecord
 from gradmm.storage.artifacts import METADATA_KEY
 from gradmm.target import checkpoint, target_gradient
+from gradmm.tasks.runtime.registry import RUN_STAGES
 from tests.flows.conftest import STAGES_OF_THE_PAPER
 
 EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
@@ -116,11 +117,7 @@ def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) ->
     import pyarrow.parquet as pq
 
     files = list(root.glob("stages/*/*.parquet"))
-    assert {file.parent.name for file in files} == set(STAGES) - {
-        "target_space",
-        "mechanism_audit",
-        *OF_STUDIES,
-    }
+    assert {file.parent.name for file in files} == set(RUN_STAGES) - {"target_space", "mechanism_audit"}
     digests = set()
     for file in files:
         assert len(pd.read_parquet(file)) > 0
@@ -302,16 +299,6 @@ def test_forcing_a_stage_runs_its_shards_again(root: Path, tiny_recipe: Callable
     assert len(began) == 3
     assert ran(run(tiny_recipe(), root, force=("finetune_eval",))) == ["finetune_eval"]
     assert all(file.stat().st_mtime_ns > before for file, before in began.items())
-
-
-def test_a_private_target_is_drawn_once_and_kept(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
-    private = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5})
-    first = run(private, root)
-    assert first.guarantee.epsilon == 1.0
-    changed = tiny_recipe(privacy={"epsilon": 1.0, "delta": 1e-5}, loss_selection={"per_class": 2})
-    second = run(changed, root)
-    assert first.stage("target_gradient").sha256 == second.stage("target_gradient").sha256
-    assert second.stage("target_gradient").cached
 
 
 def test_the_release_loads_and_says_nothing_private(root: Path, tmp_path: Path, tiny_data: Path) -> None:

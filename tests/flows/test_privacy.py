@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from prefect import flow
 
 import gradmm.tasks.runtime.inputs
 import gradmm.tasks.target_gradient
@@ -21,14 +23,17 @@ from gradmm.filters.label_filter import filter_labels
 from gradmm.filters.rows import kept_texts
 from gradmm.filters.subset_selection import target_set
 from gradmm.flows.distil import distil
+from gradmm.flows.pipeline import release_target, stage_runs, synthetic_texts
 from gradmm.generation.generation import generate
-from gradmm.outputs.record import RunRecord
+from gradmm.outputs.record import RunRecord, StageRecord
+from gradmm.privacy.guarantee import Guarantee
 from gradmm.privacy.ledger import Entry, Ledger
-from gradmm.storage.artifacts import METADATA_KEY
+from gradmm.storage.artifacts import METADATA_KEY, Root
 from gradmm.target import checkpoint
 from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE
 from gradmm.target.probe import Moments, Probe
 from gradmm.target.tables import matrix_of
+from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.runtime.registry import STAGE_VERSIONS
 
 #: Large enough that a release of a few records is not all noise.
@@ -61,6 +66,29 @@ def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
     return distil(**blocks, root=root, **options)
 
 
+@dataclass(frozen=True)
+class FirstStages:
+    """Records of the stages that ran, and the guarantee after them."""
+
+    stages: list[StageRecord]
+    guarantee: Guarantee
+
+    def stage(self, name: str) -> StageRecord:
+        return next(stage for stage in self.stages if stage.stage == name)
+
+
+@flow(persist_result=False, validate_parameters=False)
+def run_first(recipe: Recipe, root: Path, force: Sequence[str] = (), texts: bool = False) -> FirstStages:
+    """Run the stages up to the target, which alone spend the budget; with `texts`, generation and filters too."""
+    place = Root(path=root.resolve())
+    place.prepare()
+    runs = stage_runs(recipe, recipe, place, force)
+    target = release_target(runs, recipe)
+    if texts:
+        synthetic_texts(runs, recipe, target)
+    return FirstStages(runs.records, composed_guarantee(recipe.privacy, runs.plan, runs.context))
+
+
 def releases(recipe: Recipe, root: Path) -> list[Entry]:
     return Ledger.of(root, recipe.ledger).entries()
 
@@ -79,6 +107,7 @@ def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
     assert first.guarantee.composed_epsilon == pytest.approx(4.0)
 
     retuned = run(private_recipe(loss_selection={"per_class": 2}), tmp_path)
+    assert retuned.stage("target_gradient").cached
     shutil.rmtree(tmp_path / "results")  # all that Prefect remembers
     resumed = run(recipe, tmp_path)
     for later in (retuned, resumed):
@@ -98,11 +127,11 @@ def test_a_run_killed_between_publishing_and_recording_is_not_charged_twice(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "_finish", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(recipe, tmp_path)
+            run_first(recipe, tmp_path)
     (begun,) = releases(recipe, tmp_path)
     assert begun.sha256 is None
     assert list((tmp_path / "unfinished").iterdir())
-    record = run(recipe, tmp_path)
+    record = run_first(recipe, tmp_path)
     (finished,) = releases(recipe, tmp_path)
     assert finished.id == begun.id
     assert finished.sha256 == record.stage("target_gradient").sha256
@@ -120,11 +149,11 @@ def test_a_run_killed_before_publishing_has_spent_its_release(
     with monkeypatch.context() as patch:
         patch.setattr(gradmm.tasks.target_gradient, "_publish", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(recipe, tmp_path)
+            run_first(recipe, tmp_path)
     assert len(releases(recipe, tmp_path)) == 1
     with pytest.raises(InputError, match=r"budget of 4 \(1 release so far\)"):
-        run(recipe, tmp_path)
-    record = run(private_recipe({"budget_epsilon": 9.0}), tmp_path)
+        run_first(recipe, tmp_path)
+    record = run_first(private_recipe({"budget_epsilon": 9.0}), tmp_path)
     assert record.guarantee.releases == 2
     assert 4 < (record.guarantee.composed_epsilon or 0) < 8  # composition is better than addition
     assert "The 2 releases from these data" in record.guarantee.sentence
@@ -140,29 +169,29 @@ def test_a_skipped_ledger_is_caught(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "charge", skipped)
         with pytest.raises(InputError, match="no charged release matches the private target"):
-            run(private_recipe(), tmp_path)
+            run_first(private_recipe(), tmp_path, texts=True)
     assert not list(tmp_path.glob("stages/generation_shard/*"))
 
 
 def test_a_target_whose_ledger_is_gone_is_not_used(private_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = private_recipe()
-    run(recipe, tmp_path)
+    run_first(recipe, tmp_path)
     shutil.rmtree(tmp_path / "ledger")
     with pytest.raises(InputError, match="restore the ledger from a backup"):
-        run(recipe, tmp_path)
-    assert run(recipe, tmp_path, force=("target_gradient",)).guarantee.releases == 1
+        run_first(recipe, tmp_path)
+    assert run_first(recipe, tmp_path, force=("target_gradient",)).guarantee.releases == 1
 
 
 def test_another_release_is_refused_before_any_private_data_are_read(
     private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(private_recipe(), tmp_path)
+    run_first(private_recipe(), tmp_path)
     other = private_recipe(target_gradient=SPACE | {"subspace_dimensions": 3})
     before = snapshot(tmp_path, "stages/target_gradient/*")
     with monkeypatch.context() as patch:
         patch.setattr(gradmm.tasks.runtime.inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
         with pytest.raises(InputError, match=r"^privacy\.budget_epsilon: this release would bring"):
-            run(other, tmp_path)
+            run_first(other, tmp_path)
     assert snapshot(tmp_path, "stages/target_gradient/*") == before
     assert len(releases(other, tmp_path)) == 1
 
@@ -194,7 +223,7 @@ def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
     shutil.copytree(tiny_data, data)
     recipe = private_recipe(data={"path": str(data)})
     root = tmp_path / "root"
-    run(recipe, root)
+    run_first(recipe, root)
     (target,) = root.glob("stages/target_gradient/*.parquet")
     options = {}
     if loss == "data changed":
@@ -208,32 +237,32 @@ def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
         options["force"] = ("target_gradient",)
     before = snapshot(root, "stages/target_gradient/*")
     with pytest.raises(InputError, match="would bring the composed epsilon to"):
-        run(recipe, root, **options)
+        run_first(recipe, root, **options)
     assert snapshot(root, "stages/target_gradient/*") == before
     assert len(releases(recipe, root)) == 1
     larger = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"budget_epsilon": 9.0})})
-    run(larger, root, **options)
+    run_first(larger, root, **options)
     assert len(releases(recipe, root)) == 2
 
 
 def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
     private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    by_direction = run(private_recipe(), tmp_path)
+    by_direction = run_first(private_recipe(), tmp_path, texts=True)
     for generation in ({"matches": "difference"}, {"loss": "distance"}):
-        record = run(private_recipe(generation=generation), tmp_path)
+        record = run_first(private_recipe(generation=generation), tmp_path, texts=True)
         assert record.stage("target_gradient").cached
         assert not record.stage("generation").cached
         assert record.stage("generation").sha256 != by_direction.stage("generation").sha256
     assert len(releases(private_recipe(), tmp_path)) == 1
-    alone = run(private_recipe(generation=generation, loss_selection={"per_class": 1}), tmp_path)
+    alone = run_first(private_recipe(generation=generation, loss_selection={"per_class": 1}), tmp_path, texts=True)
     assert alone.stage("generation").cached
     selection = alone.stage("loss_selection")
     # A set of one text is as far from the target as the text is, by whichever loss.
     losses = kept_texts(selection.read())["matching_loss"]
     assert len(losses) == 2
     assert selection.figures["set_matching_loss"] == pytest.approx(losses.mean(), rel=1e-4)
-    run(tiny_recipe(target_gradient=SPACE, generation=generation), tmp_path)  # and without noise
+    run_first(tiny_recipe(target_gradient=SPACE, generation=generation), tmp_path, texts=True)  # and without noise
 
 
 @pytest.mark.parametrize("epsilon", [None, 1000.0])
@@ -253,7 +282,7 @@ def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
     monkeypatch.setattr("gradmm.generation.generation.generate", generated)
     monkeypatch.setattr("gradmm.filters.subset_selection.target_set", selected)
     privacy = PRIVACY | {"epsilon": epsilon, "clipping_norm": 0.5, "declared_records": 60}
-    record = run(tiny_recipe(privacy=privacy, target_gradient=SPACE), tmp_path)
+    record = run_first(tiny_recipe(privacy=privacy, target_gradient=SPACE), tmp_path, texts=True)
     space, target = record.stage("target_space"), record.stage("target_gradient")
     for label in (0, 1):
         count = 30.0 if epsilon else target.figures["records"][str(label)]
@@ -282,7 +311,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
         return filter_labels(*given)
 
     monkeypatch.setattr("gradmm.filters.label_filter.filter_labels", filtered)
-    record = run(private_recipe(), tmp_path)
+    record = run_first(private_recipe(), tmp_path, texts=True)
     figures = record.stage("target_gradient").figures
     assert 0 <= figures["probe_trust"] <= 1
     assert figures["second_moment_noise"] > figures["sigma"]
@@ -292,7 +321,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     (entry,) = releases(private_recipe(), tmp_path)
     assert entry.release.space == "public-subspace, centred, and a probe"
     generation = tiny_recipe().generation.model_dump() | {"probe_weight": 0.0}
-    free = run(private_recipe(generation=generation), tmp_path)
+    free = run_first(private_recipe(generation=generation), tmp_path, texts=True)
     assert free.stage("target_gradient").cached
     assert not free.stage("generation").cached
     assert len(releases(private_recipe(), tmp_path)) == 1
@@ -302,7 +331,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     assert [isinstance(judge, Probe) for judge in judges] == [True, False]
     # Without one, the gradient has all of the budget: another release.
     recipe = private_recipe({"budget_epsilon": 9.0}, target_gradient=SPACE | {"probe_share": 0.0})
-    without = run(recipe, tmp_path)
+    without = run_first(recipe, tmp_path, texts=True)
     assert "probe_trust" not in without.stage("target_gradient").figures
     assert without.stage("generation").read()["probe_loss"].isna().all()
     assert len(releases(recipe, tmp_path)) == 2
@@ -312,7 +341,7 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto"})  # of 200 records
-    record = run(recipe, tmp_path)
+    record = run_first(recipe, tmp_path)
     assert TOO_NOISY_FOR_A_PROBE in caplog.messages
     caplog.clear()
     assert record.stage("target_space").figures["probe_dimensions"] is None
@@ -321,7 +350,7 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     assert entry.release.space == "public-subspace, centred"
     # The gradient has all of C^2 then: it is the release of a recipe that asks for no probe.
     asked = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto", "probe_share": 0.0})
-    same = run(asked, tmp_path)
+    same = run_first(asked, tmp_path)
     assert TOO_NOISY_FOR_A_PROBE not in caplog.messages
     assert all(stage.cached for stage in same.stages)
     assert releases(asked, tmp_path) == [entry]
@@ -330,9 +359,9 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
 def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
     private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    run(tiny_recipe(), tmp_path)
+    run_first(tiny_recipe(), tmp_path)
     unsafe = private_recipe({"unsafe_noise_seed": 1})
-    assert not run(unsafe, tmp_path).guarantee.safe
+    assert not run_first(unsafe, tmp_path).guarantee.safe
     assert releases(unsafe, tmp_path) == []
 
 
@@ -340,7 +369,7 @@ def test_the_discrete_sampler_is_charged_at_what_it_guarantees(
     private_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     recipe = private_recipe({"sampler": "discrete"})
-    record = run(recipe, tmp_path)
+    record = run_first(recipe, tmp_path)
     (entry,) = releases(recipe, tmp_path)
     assert entry.release.noise == "discrete-gaussian"
     assert record.guarantee.composed_epsilon == pytest.approx(4.0, rel=1e-6)
@@ -408,7 +437,7 @@ def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(
 
     monkeypatch.setattr(gradmm.tasks.runtime.inputs, "load_splits", stop)
     with pytest.raises(Stop), caplog.at_level("INFO", logger="gradmm"):
-        run(private_recipe({"epsilon": 0.05, "declared_records": 20}), tmp_path)
+        run_first(private_recipe({"epsilon": 0.05, "declared_records": 20}), tmp_path)
     lines = [record.getMessage() for record in caplog.records]
     expected = [line for line in lines if line.startswith("expected cosine of noisy and clean target, ")]
     assert len(expected) == 2

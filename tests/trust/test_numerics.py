@@ -35,7 +35,8 @@ from gradmm.generation.shards import Shard
 from gradmm.lm.language_model import LanguageModel, check_model, load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt import PromptCache
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.target.target_gradient import target_sums
 from gradmm.target.target_space import FULL, make_target_space, public_texts
 from tests.conftest import tiny_language_model

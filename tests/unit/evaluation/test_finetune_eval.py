@@ -28,7 +28,8 @@ from gradmm.evaluation.finetune_eval import (
 )
 from gradmm.lm.language_model import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
-from gradmm.lm.template import PromptTemplate, tokenise_template, tokenise_texts
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import tokenise_template, tokenise_texts
 from tests.conftest import tiny_language_model
 
 

@@ -19,7 +19,8 @@ from gradmm.filters.loss_selection import select_by_loss
 from gradmm.filters.rows import filter_figures, kept_texts
 from gradmm.filters.subset_selection import TargetSet
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate
 from gradmm.target.features import text_means
 from tests.conftest import examples, random_probe, tiny_language_model
 

@@ -17,7 +17,8 @@ from gradmm.config.settings import MatchingLoss
 from gradmm.filters.subset_selection import TargetSet, target_set
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, make_batch, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import make_batch, tokenise_template
 from gradmm.target.target_space import FULL, TargetSpace, label_rows
 from tests.conftest import examples
 

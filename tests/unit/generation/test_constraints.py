@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from gradmm.generation.constraints import TextConstraints
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from tests.conftest import examples
 
 WORDS = ["it", "It", "IT", "was", "Was", "good", "bad", "soup", "the", "spit", "goods"]

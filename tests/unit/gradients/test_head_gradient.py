@@ -16,7 +16,8 @@ from gradmm.config.settings import MatchingLoss
 from gradmm.generation.objectives import HeadMatching
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, make_batch, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import make_batch, tokenise_template
 from gradmm.target.features import text_means
 from tests.conftest import examples, random_probe, tiny_language_model
 

@@ -13,7 +13,8 @@ from gradmm.gradients import mean_gradient as module
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.gradients.mean_gradient import distance, in_head, inner_products, mean_gradient, squared_distances
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, make_batch, tokenise_template
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
 from tests.conftest import tiny_language_model
 
 #: Responses of one token and of several; the texts have one to seven.

@@ -19,7 +19,8 @@ from gradmm.lm.classification import (
     text_embeddings,
 )
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, make_batch, tokenise_template, tokenise_texts
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template, tokenise_texts
 from tests.conftest import examples, tiny_language_model
 
 TEXTS = [

@@ -11,14 +11,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from gradmm.errors import InputError
 from gradmm.lm import template as template_module
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import (
-    PromptTemplate,
-    TokenisedTemplate,
-    length_bucketed,
-    make_batch,
-    tokenise_template,
-    tokenise_texts,
-)
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_template, tokenise_texts
 
 
 def test_example_is_text_suffix_and_verbaliser(phi: LanguageModel, template: TokenisedTemplate) -> None:

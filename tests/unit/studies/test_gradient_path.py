@@ -19,7 +19,7 @@ from gradmm.evaluation.finetune_eval import Finetuning
 from gradmm.gradients.mean_gradient import MeanGradient
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import PromptTemplate
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.studies.bounds import HELD, bounds_of_runs
 from gradmm.studies.gradient_path import EARLY, gradient_path, path_rows
 from tests.conftest import examples

@@ -15,8 +15,9 @@ from gradmm.generation.objectives import HeadMatching
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.sampling import write_texts
-from gradmm.lm.template import PromptTemplate, TokenisedTemplate, make_batch, tokenise_template
+from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.target.target_space import (
     FULL,
