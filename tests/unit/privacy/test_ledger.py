@@ -25,6 +25,7 @@ from gradmm.privacy import ledger as ledger_module
 from gradmm.privacy import ledger_store
 from gradmm.privacy.ledger import Adjacency, Ledger, Release, composed_epsilon
 from gradmm.privacy.mechanism import GaussianMechanism
+from tests.conftest import examples
 
 DELTA = 1e-5
 DIGEST = "ab" * 32
@@ -354,7 +355,6 @@ from pathlib import Path
 import gradmm.privacy.mechanism  # as the first charge would
 from gradmm.errors import InputError
 from gradmm.privacy.ledger import Ledger, Release
-from tests.conftest import examples
 
 ledger, folder = Ledger(Path(sys.argv[1])), Path(sys.argv[2])
 release, budget, rounds = Release.model_validate_json(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
