@@ -133,16 +133,16 @@ def measure_target(folder: Path, data: Path, rows: int) -> str:
     with peak_memory() as reading:
         train = dataset_fingerprint.fn(context).train
     with peak_memory() as summing:
-        target_gradient.fn(
-            context=context,
-            train=train,
-            space=None,
-            model=model,
-            prompt_template=prompt_template_of(recipe),
-            settings=recipe.target_gradient,
-            clipping_norm=1.0,
-            mechanism=None,
-        )
+        inputs = {
+            "train": train,
+            "space": None,
+            "model": model,
+            "prompt_template": prompt_template_of(recipe),
+            "settings": recipe.target_gradient,
+            "clipping_norm": 1.0,
+            "mechanism": None,
+        }
+        target_gradient.fn(context.for_stage("target_gradient", inputs), **inputs)
     return (
         f"{train.rows:10,} rows  {time.perf_counter() - began:7.1f} s   before {before / MIB:6,.0f} MiB   "
         f"peak while reading {reading.process / MIB:6,.0f} MiB, while summing {summing.process / MIB:6,.0f} MiB   "

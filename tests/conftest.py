@@ -190,3 +190,12 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, shared_folder: Path) -> Model
         tokenizer.save_pretrained(folder)
 
     return resolve_model(ModelSettings(name=str(built_once(shared_folder / "tiny-phi", build))))
+
+
+#: Files that take minutes. Workers take files in order: a long one begun last would leave the others idle.
+LONG_FILES = ("test_shard_runners", "test_deployments", "test_compare", "test_s3_root", "test_material")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files."""
+    items.sort(key=lambda item: item.path.stem not in LONG_FILES)

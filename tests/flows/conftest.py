@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from prefect.events.worker import EventsWorker
-from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
@@ -17,7 +16,6 @@ from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs import plot_style, plots
 from tests.conftest import built_once
-from tests.prefect_server import shared_prefect_server
 
 #: Those that every run has, private or not.
 STAGES_OF_THE_PAPER = (
@@ -39,14 +37,13 @@ BAD = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def prefect_server(shared_folder: Path) -> Iterator[None]:
+def prefect_server() -> Iterator[None]:
+    """One server for each xdist worker: one for all was seen to stall for a minute on a locked database."""
     with (
-        shared_prefect_server(shared_folder / "prefect") as api,
-        temporary_settings({PREFECT_API_URL: api, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):
         yield
-        for worker in (APILogWorker, EventsWorker):
-            worker.drain_all()  # before the server stops
 
 
 @pytest.fixture(scope="module", autouse=True)

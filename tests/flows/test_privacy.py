@@ -340,6 +340,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
 def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="gradmm")
     recipe = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto"})  # of 200 records
     record = run_first(recipe, tmp_path)
     assert TOO_NOISY_FOR_A_PROBE in caplog.messages

@@ -226,7 +226,7 @@ def test_added_tokens_need_embeddings(model_folder: Path) -> None:
     assert model.encode("added0 added2")[0] == len(tokenizer) - spare
     tokenizer.add_tokens(["one too many"])
     tokenizer.save_pretrained(model_folder)
-    with pytest.raises(InputError, match=r"has a token \d+, and the model \d+ embeddings; resize"):
+    with pytest.raises(InputError, match=r"has a token \d+, but the model only \d+ embeddings; resize"):
         load_language_model(resolve_model(ModelSettings(name=str(model_folder))), "cpu")
 
 
