@@ -77,7 +77,7 @@ def task_module(stage: str) -> str:
 def code_digest(files: list[Path]) -> str:
     """Of what the files do: comments, docstrings, imports and layout do not count."""
     digest = hashlib.sha256()
-    for file in sorted(files, key=lambda each: each.name):
+    for file in sorted(files):
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
