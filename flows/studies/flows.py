@@ -69,8 +69,8 @@ def study_flow(
     logged = logs_in_ui()(function)
     # Prefect would look up the names of types among the globals of contextlib, where the wrapper is from.
     logged.__signature__ = inspect.signature(function, eval_str=True)  # pyright: ignore[reportFunctionMemberAccess]
-    options = {"persist_result": False, "result_serializer": "json"}
-    return flow(name=f"gradmm-{name or function.__name__}", **options)(logged)
+    title = f"gradmm-{name or function.__name__}"
+    return flow(name=title, persist_result=False, result_serializer="json")(logged)  # pyright: ignore
 
 
 @study_flow

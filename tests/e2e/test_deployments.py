@@ -212,7 +212,7 @@ def test_the_form_of_a_run_is_filled_in(prefect_server: Served) -> None:
     assert deployment.parameters["root"] == str(prefect_server.root)
     assert deployment.parameter_openapi_schema is not None
     described = deployment.parameter_openapi_schema["definitions"]["PrivacySettings"]["properties"]
-    assert described["declared_records"]["description"] == "The data set's size, as publicly declared."
+    assert described["declared_records"]["description"] == "Publicly declared size of the data set."
     assert deployment.global_concurrency_limit is not None
     assert deployment.global_concurrency_limit.limit == 1
     assert deployment.version
@@ -297,7 +297,7 @@ def test_a_person_sees_the_form_the_run_its_stages_and_a_plot(
         "Per Class",
         "Clipping Norm",
         "Learning Rates",
-        "The gradient that the synthetic texts are to match.",
+        "Target gradient for the synthetic texts to match.",
     )
     assert eventually(lambda: shows(f"/deployments/deployment/{run.deployment_id}/run", *fields))
     keys = [f"plain-{stage.replace('_', '-')}" for stage in (*STAGES_OF_THE_PAPER, "texts", "result")]
@@ -335,7 +335,7 @@ def test_notify_starts_a_run_and_changed_data_recompute_from_the_target_on(
     rows.loc[0, "text"] = "a new and better text"
     rows.to_parquet(train)
     before = set(runs_of("plain"))
-    assert "gradmm/plain runs" in command(prefect_server, "gradmm.deployments.cli.main", "notify", "plain")
+    assert "gradmm/plain starts" in command(prefect_server, "gradmm.deployments.cli.main", "notify", "plain")
     wait_for(lambda: set(runs_of("plain")) - before, 30)
     (run,) = [run for id, run in runs_of("plain").items() if id not in before]
     assert named(run) == "Completed"

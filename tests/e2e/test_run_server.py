@@ -49,7 +49,7 @@ def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
             except subprocess.TimeoutExpired:
                 continue
     assert run.returncode == 0, err
-    assert "release:" in out
+    assert "dataset:" in out
     assert len(children) == 1
     assert not any(child.is_running() for child in children.values())
     with sqlite3.connect(home / "prefect.db") as database:

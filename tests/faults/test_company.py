@@ -87,4 +87,4 @@ def test_a_clock_that_was_set_back_changes_nothing(watched: Watched) -> None:
 
 def again_id(said: str) -> str:
     """The id of the run that a table was printed of."""
-    return Path(said.split("release:")[1].split()[0]).parent.name
+    return Path(said.split("dataset:")[1].split()[0]).parent.name
