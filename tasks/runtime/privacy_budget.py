@@ -39,7 +39,7 @@ def check_charged(context: RunContext, target: StageArtifact) -> None:
     """Check that the ledger has charged the release of a private target.
 
     Raises:
-        InputError: if it has not, because the ledger was removed or bypassed.
+        InputError: if no release was charged, because the ledger was removed or bypassed.
     """
     ledger = ledger_of(context)
     if all(entry.sha256 != target.sha256 for entry in ledger.entries()):

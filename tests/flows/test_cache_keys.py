@@ -1,4 +1,4 @@
-"""What a cache key is made of. Prefect only logs an error in it, and runs everything again."""
+"""The parts of a cache key. Prefect only logs an error raised in one, and runs everything again."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def task_module(stage: str) -> str:
 
 
 def code_digest(files: list[Path]) -> str:
-    """Of what the files do: comments, docstrings, imports and layout do not count."""
+    """Digest the code of files: comments, docstrings, imports and layout do not count."""
     digest = hashlib.sha256()
     for file in sorted(files):
         tree = ast.parse(file.read_text())
