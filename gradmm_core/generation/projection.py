@@ -62,12 +62,15 @@ class Projector:
             logits = self._allowed.first_logits(logits)
             distances = distances.masked_fill(self._cannot_start, torch.inf)
         k = min(self._settings.candidates, self._choices(first))
-        if self._settings.rule == "nearest-of-likely":
-            candidates = logits.topk(k, dim=1).indices
-            best = distances.gather(1, candidates).argmin(dim=1, keepdim=True)
-        else:
-            candidates = distances.topk(k, dim=1, largest=False).indices
-            best = logits.gather(1, candidates).argmax(dim=1, keepdim=True)
+        match self._settings.rule:
+            case "nearest-of-likely":
+                candidates = logits.topk(k, dim=1).indices
+                best = distances.gather(1, candidates).argmin(dim=1, keepdim=True)
+            case "likeliest-of-near":
+                candidates = distances.topk(k, dim=1, largest=False).indices
+                best = logits.gather(1, candidates).argmax(dim=1, keepdim=True)
+            case rule:
+                raise AssertionError(f"no choice is written for the rule {rule}")
         return self._allowed.ids[candidates.gather(1, best)[:, 0]]
 
     def _nearest(self, rows: Float[Tensor, "batch hidden"], first: bool) -> Int[Tensor, " batch"]:

@@ -168,7 +168,8 @@ class Ledger:
         the artifact's sha256. The release stays charged however the block ends.
 
         Raises:
-            InputError: if the release would exceed the budget or cannot be recorded; before any noise is drawn.
+            BudgetExhausted: if the release would exceed the budget; before any noise is drawn.
+            InputError: if the release cannot be recorded; before any noise is drawn.
         """
         entry_id = secrets.token_hex(8)
 

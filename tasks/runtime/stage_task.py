@@ -196,6 +196,10 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]],
             bound.apply_defaults()
             inputs = dict(bound.arguments)
             context: RunContext = inputs["context"]
+            if not context.key:
+                raise ValueError(
+                    f"{stage} was called without a cache key: pass `context.for_stage('{stage}', inputs)`"
+                )
             publication = Publication(context.root, stage, context.key, _record(stage, inputs))
             logger.info("%s starts", stage)
 

@@ -26,6 +26,7 @@ from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    Setting,
     temporary_settings,
 )
 
@@ -179,7 +180,11 @@ def _run(
     _announce(note)
     sys.addaudithook(_hook(root.resolve(), accident, note))
     patience = {PREFECT_CLIENT_MAX_RETRIES: 0} if accident and accident.how == "no server" else {}
-    of_prefect = {PREFECT_API_URL: api, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, **patience}
+    of_prefect: dict[str | Setting, Any] = {
+        PREFECT_API_URL: api,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+        **patience,
+    }
     with _servers_ended(), temporary_settings(of_prefect):
         status = main(words)
     sys.exit(status)

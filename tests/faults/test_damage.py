@@ -1,9 +1,9 @@
 """Files that are damaged, exchanged or lost between two runs: the second one ends as if they had not been.
 
-Elsewhere: one Parquet damaged or deleted, and only its stage runs again (`tests/pipeline/test_distil.py`, on an
+Elsewhere: one Parquet damaged or deleted, and only its stage runs again (`tests/flows/test_distil.py`, on an
 object store `test_s3_root.py`); a target deleted or damaged and the budget spent, and Prefect's results deleted
 (`test_privacy.py`); a ledger edited, by a run (`test_cli.py`) and in every bit of every line
-(`tests/core/test_ledger.py`); a Parquet exchanged in the middle of a run (`test_artifacts.py`).
+(`tests/unit/privacy/test_ledger.py`); a Parquet exchanged in the middle of a run (`test_artifacts.py`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from gradmm.generation.shards import Shard
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import Root
-from gradmm.tasks.runtime.stage_task import RunContext, SplitReference, StageCache, stage_key
+from gradmm.tasks.runtime.stage_task import RunContext, SplitReference, StageCache, stage_key, stage_task
 
 MODEL = ModelReference(name="a/b", revision="c0ffee", digest="c0ffee", dtype="float32", trust_remote_code=False)
 
@@ -111,3 +111,12 @@ def test_no_stage_reads_from_the_context_what_decides_its_result(file: Path) -> 
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "context"
     }
     assert not attributes & {"labels", "seed", "data"}
+
+
+def test_a_stage_without_a_key_is_refused() -> None:
+    @stage_task("loss_selection")
+    def stage(context: RunContext) -> tuple[pd.DataFrame, dict[str, object]]:
+        return pd.DataFrame({"text": ["a"]}), {}
+
+    with pytest.raises(ValueError, match="without a cache key"):
+        stage.fn(context())

@@ -102,6 +102,13 @@ def test_noise_is_normal_with_the_right_deviation_and_never_the_same_twice() -> 
     assert mechanism().noise((100_000,)).std() == pytest.approx(mechanism().sigma, rel=0.02)
 
 
+def test_discrete_noise_is_normal_with_the_right_deviation() -> None:
+    discrete = mechanism(epsilon=1.0, delta=1e-5, sampler="discrete")
+    drawn = discrete.noise((20_000,))
+    assert kstest(drawn / discrete.sigma, "norm").pvalue > 1e-6
+    assert discrete.sigma > mechanism(epsilon=1.0, delta=1e-5).sigma
+
+
 def test_noise_ignores_all_global_seeds() -> None:
     draws = []
     for _ in range(2):
