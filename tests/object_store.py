@@ -56,5 +56,5 @@ def new_bucket(name: str) -> UPath:
 
 def objects(root: UPath) -> dict[str, bytes]:
     """All objects under a root by their names from there."""
-    names = root.fs.find(root.path)
-    return {name.removeprefix(root.path).lstrip("/"): root.fs.cat_file(name) for name in names}
+    store: Any = root.fs
+    return {name.removeprefix(root.path).lstrip("/"): store.cat_file(name) for name in store.find(root.path)}

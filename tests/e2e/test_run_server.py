@@ -22,8 +22,8 @@ def test_none_is_started_where_one_is_configured_or_none_is_wanted() -> None:
     assert PREFECT_API_URL.value()
     with server_of_one_run() as server:
         assert server is None
-    without = {PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
-    with temporary_settings(without), server_of_one_run() as server:
+    without = temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False})
+    with without, server_of_one_run() as server:
         assert server is None
 
 

@@ -34,7 +34,9 @@ RUNNERS = ("processes", "ray", "dask")
 
 
 def run(recipe: Recipe, root: Location) -> RunRecord:
-    return distil(**{name: getattr(recipe, name) for name in Recipe.model_fields}, root=root)  # pyright: ignore
+    record = distil(**{name: getattr(recipe, name) for name in Recipe.model_fields}, root=root)
+    assert isinstance(record, RunRecord)
+    return record
 
 
 def context_in(folder: Path) -> RunContext:

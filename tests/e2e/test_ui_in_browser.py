@@ -78,7 +78,8 @@ def test_a_stages_plot_has_pixels(
     server: str, ui: str, tmp_path: Path, tiny_recipe: Callable[..., Recipe]
 ) -> None:
     file = tmp_path / "rows.parquet"
-    rows = text_rows(["a text", "another"]).assign(loss_history=[[0.4, 0.2, 0.1], [0.5, 0.3, 0.2]])
+    rows = text_rows(["a text", "another"])
+    rows["loss_history"] = [[0.4, 0.2, 0.1], [0.5, 0.3, 0.2]]
     rows.to_parquet(file)
     record = StageRecord(
         stage="generation",

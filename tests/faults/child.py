@@ -26,7 +26,6 @@ from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-    Setting,
     temporary_settings,
 )
 
@@ -179,12 +178,9 @@ def _run(
 
     _announce(note)
     sys.addaudithook(_hook(root.resolve(), accident, note))
-    patience = {PREFECT_CLIENT_MAX_RETRIES: 0} if accident and accident.how == "no server" else {}
-    of_prefect: dict[str | Setting, Any] = {
-        PREFECT_API_URL: api,
-        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-        **patience,
-    }
+    of_prefect: dict[Any, Any] = {PREFECT_API_URL: api, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    if accident and accident.how == "no server":
+        of_prefect[PREFECT_CLIENT_MAX_RETRIES] = 0
     with _servers_ended(), temporary_settings(of_prefect):
         status = main(words)
     sys.exit(status)

@@ -1,7 +1,7 @@
 """Runs that are not alone: another one on the same root, a server that goes away, a clock that is set back.
 
-Elsewhere: two runs of a deployment, which takes one at a time (`tests/e2e/test_deployments.py`); processes
-and threads that race for a budget (`tests/unit/privacy/test_ledger.py`, `test_ledger_objects.py`); runs of one second
+Elsewhere: two runs of a deployment, which takes one at a time (`tests/e2e/test_deployments.py`); processes and
+threads that race for a budget (`tests/unit/privacy/test_ledger.py`, `test_ledger_objects.py`); runs of one second
 (`test_s3_root.py`).
 """
 

@@ -1,7 +1,8 @@
 """A disk that is full, or read-only, at any stage: one line, nothing half-written, and the next run goes on.
 
 Elsewhere: a disk too full for the first stage (`tests/flows/test_cli.py`), a root that cannot be made
-(`test_cli.py`, `tests/unit/storage/test_artifacts.py`), a write that fails (`test_artifacts.py`, `test_release.py`).
+(`test_cli.py`, `tests/unit/storage/test_artifacts.py`), a write that fails (`test_artifacts.py`,
+`test_release.py`).
 """
 
 from __future__ import annotations

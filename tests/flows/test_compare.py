@@ -98,19 +98,20 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
 
 def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:
     record = compare(recipe, root, SIZES)
-    rows = pd.concat([pd.read_parquet(stage.path) for stage in stages(record, "arm_eval")])
+    rows = pd.concat([stage.read() for stage in stages(record, "arm_eval")])
     searched = rows.groupby(["arm", "size", "seed"])["learning_rate"].nunique().unstack("seed")
     assert (searched.drop(index="before")[0] == 2).all()  # tried by the first seed for all
     assert (searched.drop(index="before")[[1, 2]] == 1).all(axis=None)
     table = record.table.read().set_index(["arm", "size"])
-    for (arm, size), own in rows.groupby(["arm", "size"]):
+    for _, own in rows.groupby(["arm", "size"]):
+        arm, size = own[["arm", "size"]].iloc[0]
         assert own.loc[own["seed"] > 0, "learning_rate"].isin([table.loc[(arm, size), "learning_rate"]]).all()
         accuracies = own.loc[own["split"] == "test", "accuracy"]
         assert accuracies.min() <= table.loc[(arm, size), "accuracy"] <= accuracies.max()
         assert table.loc[(arm, size), "texts"] == own.drop_duplicates("seed")["texts"].mean()
         if ARMS[arm].private_rows:
             assert own["texts"].unique().tolist() == [min(size, 40)]
-    measured = pd.concat([pd.read_parquet(stage.path) for stage in stages(record, "arm_measures")])
+    measured = pd.concat([stage.read() for stage in stages(record, "arm_measures")])
     assert table.loc[("random", 5), "log_perplexity"] == pytest.approx(
         measured.loc[(measured["arm"] == "random") & (measured["size"] == 5), "log_perplexity"].mean()
     )
@@ -133,7 +134,7 @@ def test_rerank_costs_as_many_passes_as_the_product(root: Path, recipe: Recipe) 
 
 def test_baselines_write_other_texts(root: Path, recipe: Recipe) -> None:
     record = compare(recipe, root, SIZES, ("zero-shot", "few-shot"))
-    texts = [set(pd.read_parquet(stage.path)["text"]) for stage in stages(record, "generation")]
+    texts = [set(stage.read()["text"]) for stage in stages(record, "generation")]
     assert [len(each) for each in texts] == [8] * 3 * 3  # three arms, three seeds
     assert all(len(a & b) < 4 for i, a in enumerate(texts) for b in texts[:i])
 
@@ -256,7 +257,8 @@ def test_the_command_prints_the_table_and_refuses_bad_arguments(
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = main(["compare", str(file), "--root", str(root), *arguments])
-        return status, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        return status, out, err
 
     status, out, _ = run("--sizes", "5", "2", "--seeds", "0", "1", "2", "--arms", "random")
     assert status == 0

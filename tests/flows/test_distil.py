@@ -27,6 +27,7 @@ from gradmm.lm.model_reference import resolve_model
 from gradmm.lm.template import tokenise_template, tokenise_texts
 from gradmm.outputs.record import RunRecord
 from gradmm.storage.artifacts import METADATA_KEY
+from gradmm.storage.location import Location
 from gradmm.target import checkpoint, target_gradient
 from gradmm.tasks.runtime.registry import RUN_STAGES
 from tests.flows.conftest import STAGES_OF_THE_PAPER
@@ -34,9 +35,12 @@ from tests.flows.conftest import STAGES_OF_THE_PAPER
 EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
 
 
-def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
-    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
-    return distil(**blocks, root=root, **options)
+def run(recipe: Recipe, root: Location | str, **options: object) -> RunRecord:
+    parameters: dict[str, Any] = {name: getattr(recipe, name) for name in Recipe.model_fields}
+    parameters |= {"root": root, **options}
+    record = distil(**parameters)
+    assert isinstance(record, RunRecord)
+    return record
 
 
 def ran(record: RunRecord) -> list[str]:
@@ -159,7 +163,7 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
     recipe = tiny_recipe(finetune_eval=settings)
     before = set(root.glob("stages/arm_eval/*"))
     record = run(recipe, root)
-    frame = pd.read_parquet(record.stage("finetune_eval").path)
+    frame = record.stage("finetune_eval").read()
 
     reference = resolve_model(recipe.model)
     language_model = load_language_model(reference, "cpu")
@@ -176,7 +180,7 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
         tokenised(s.texts, s.labels) for s in (splits.train, splits.validation, splits.test)
     )
     held_out = HeldOut(validation, test).limited(recipe.finetune_eval, 7)
-    kept = pd.read_parquet(record.stage("category_balance").path).query("kept")
+    kept = record.stage("category_balance").read().query("kept")
     counts = Counter(kept["label"])
     synthetic = tokenised(kept["text"].tolist(), kept["label"].tolist())
     for arm, draw in (
@@ -203,7 +207,7 @@ def test_figures_say_what_texts_cost_and_how_they_match_as_a_set(
 ) -> None:
     record = run(tiny_recipe(), root)
     generated, selected = record.stage("generation"), record.stage("loss_selection")
-    rows = pd.read_parquet(generated.path)
+    rows = generated.read()
     # Reading a text takes at least its five tokens, and the search reads four, then twice four.
     assert rows["token_passes"].min() > 5 * (4 + 2 * 4)
     assert generated.figures["token_passes_per_text"] == pytest.approx(rows["token_passes"].mean())
@@ -285,7 +289,7 @@ def test_changed_data_runs_everything_from_the_target_on(
     moved = tiny_recipe(data={"path": str(data)})
     assert ran(run(moved, root))[0] == "target_gradient"
     # The same texts at another place are the same data.
-    train.loc[0, "text"] = pd.read_parquet(tiny_data / "train.parquet").loc[0, "text"]
+    train.loc[0, "text"] = pd.read_parquet(tiny_data / "train.parquet")["text"][0]
     train.to_parquet(data / "train.parquet")
     assert ran(run(moved, root)) == []
 

@@ -46,7 +46,7 @@ def test_gradients_are_measured_once_for_both_studies(recipe: Recipe, root: Path
     assert not executed(gradients(recipe, 1e-3, 12, root))
     bounded = bounds(recipe, 1e-3, 12, root)
     assert executed(bounded) == {"bounds": 1}
-    paths = [pd.read_parquet(stage.path) for stage in record.stages if stage.stage == "gradient_path"]
+    paths = [stage.read() for stage in record.stages if stage.stage == "gradient_path"]
     rows = pd.concat(paths, ignore_index=True)
     runs = rows[["arm", "seed"]].drop_duplicates().to_numpy().tolist()
     assert runs == [[arm, seed] for arm in ARMS for seed in SEEDS]
@@ -101,7 +101,8 @@ def test_the_commands_print_tables_and_refuse_bad_arguments(
 
     def run(study: str, *arguments: str) -> tuple[int, str, str]:
         status = main([study, str(file), "--root", str(root), *arguments])
-        return status, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        return status, out, err
 
     status, out, _ = run("bounds", "--real-rows", "12", "--learning-rate", "1e-3", "--arms", "random")
     assert status == 0

@@ -173,7 +173,7 @@ def test_diff_sees_other_data_model_code_and_digits_however_small(root: Path) ->
         if "mean_matching_loss" in figures:
             figures = figures | {"mean_matching_loss": figures["mean_matching_loss"] * (1 + 1e-12)}
         if stage.stage == "generation":  # as an older version's, which has no record of the code
-            os.truncate(other.stage_file(stage), 0)
+            os.truncate(str(other.stage_file(stage)), 0)
         stages.append(stage.model_copy(update={"figures": figures}).model_dump(mode="json"))
     data["train"]["digest"] = "0" * 64
     changed(other, data=data, model=other.model | {"digest": "1" * 64}, stages=stages)
@@ -183,7 +183,7 @@ def test_diff_sees_other_data_model_code_and_digits_however_small(root: Path) ->
     assert list(groups) == ["settings", "data", "model", "figures"]
     moved = root.parent / "elsewhere"
     shutil.copytree(root, moved)
-    shutil.copy(run.stage_file(run.stages[0]), moved / "stages" / "generation" / other.stages[1].path.name)
+    shutil.copy(str(run.stage_file(run.stages[0])), moved / "stages" / "generation" / other.stages[1].path.name)
     code = [d for d in differences(run, find_run(other.run_id, moved)) if d.group == "code"]
     assert [(d.name, d.first, d.second) for d in code] == [
         ("generation", ABSENT, run_code(run, "target_gradient")),

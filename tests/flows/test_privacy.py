@@ -61,9 +61,10 @@ def private_recipe(tiny_recipe: Callable[..., Recipe]) -> Callable[..., Recipe]:
     return build
 
 
-def run(recipe: Recipe, root: Path, **options: object) -> RunRecord:
-    blocks = {name: getattr(recipe, name) for name in Recipe.model_fields}
-    return distil(**blocks, root=root, **options)
+def run(recipe: Recipe, root: Path) -> RunRecord:
+    record = distil(**{name: getattr(recipe, name) for name in Recipe.model_fields}, root=root)
+    assert isinstance(record, RunRecord)
+    return record
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def test_an_upgrade_makes_changed_stages_again_and_draws_no_target_that_the_budg
     with pytest.raises(InputError, match=r"^privacy\.budget_epsilon: this release would bring"):
         run(private_recipe(), tmp_path)
     assert len(releases(private_recipe(), tmp_path)) == 1
-    assert Path(first.stage("target_gradient").path).exists()
+    assert first.stage("target_gradient").path.exists()
 
 
 @pytest.mark.parametrize("loss", ["data changed", "target deleted", "target damaged", "forced"])

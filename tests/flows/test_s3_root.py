@@ -175,11 +175,15 @@ def test_pages_show_the_url(root: UPath) -> None:
 
 def test_runs_of_one_second_take_folders_of_their_own(root: UPath) -> None:
     record = first_record(root)
-    artifacts = {name: Root(path=root).find_stage(name, record.stage(name).path.stem)
-                 for name in ("category_balance", "finetune_eval", "mia_audit")}  # fmt: skip
-    arguments = (artifacts["category_balance"], artifacts["finetune_eval"], artifacts["mia_audit"])
+    texts, evaluation, audit = (
+        Root(path=root).find_stage(name, record.stage(name).path.stem)
+        for name in ("category_balance", "finetune_eval", "mia_audit")
+    )
+    assert texts is not None
+    assert evaluation is not None
+    assert audit is not None
     before = objects(root)
-    second, third = (write_run(Root(path=root), record, *arguments).run_id for _ in range(2))
+    second, third = (write_run(Root(path=root), record, texts, evaluation, audit).run_id for _ in range(2))
     assert (second, third) == (f"{record.run_id}-2", f"{record.run_id}-3")
     assert before.items() <= objects(root).items()
     root.fs.rm([(root / "runs" / run_id).path for run_id in (second, third)], recursive=True)

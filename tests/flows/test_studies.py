@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import yaml
@@ -133,7 +132,7 @@ def test_transfer_fine_tunes_every_model_on_the_same_texts(
         other_model: arms,
     }
     before = table[table["arm"] == "before"].set_index("model")["accuracy"]
-    rows = [pd.read_parquet(stage.path) for stage in record.stages if stage.stage == "arm_eval"]
+    rows = [stage.read() for stage in record.stages if stage.stage == "arm_eval"]
     losses = [each["loss"][0] for each in rows if each["arm"][0] == "before"]
     assert len(set(losses)) == 2  # two models
     assert before.between(0, 1).all()
@@ -213,7 +212,7 @@ def test_distances_have_their_intervals_and_the_means_of_the_comparison(recipe: 
     assert (table["half"] == table["texts"] // 2).all()
     for measure in ("frechet_distance", "squared_mmd", "nearest_distance"):
         assert (table[f"{measure}_low"] < table[f"{measure}_high"]).all()
-    measured = [pd.read_parquet(stage.path) for stage in record.stages if stage.stage == "arm_measures"]
+    measured = [stage.read() for stage in record.stages if stage.stage == "arm_measures"]
     for rows in measured:
         assert table["frechet_distance"][rows["arm"][0]] == pytest.approx(rows["frechet_distance"].mean())
     assert "random halves" in check_folder(record, shared_root)
@@ -227,7 +226,8 @@ def test_the_commands_run_and_refuse_bad_arguments(
 
     def run(study: str, *arguments: str) -> tuple[int, str, str]:
         status = main([study, str(file), "--root", str(shared_root), *arguments])
-        return status, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        return status, out, err
 
     status, out, _ = run("distribution", "--arms", "random", "--seeds", "0")
     assert status == 0

@@ -82,6 +82,11 @@ def artifacts_of(flow_run: FlowRun) -> dict[str, Artifact]:
     return {str(each.key): each for each in found}
 
 
+def markdown_of(artifact: Artifact) -> str:
+    assert isinstance(artifact.data, str)
+    return artifact.data
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("root")
@@ -216,18 +221,19 @@ def test_keys_are_legal_and_the_same_over_runs(twice: tuple) -> None:
 def test_a_run_without_an_epsilon_says_so(tmp_path: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     run(tiny_recipe(), tmp_path)
     artifacts = artifacts_of(latest_run())
-    assert "NO GUARANTEE" in artifacts["tiny-result"].description
-    assert "No privacy guarantee" in artifacts["tiny-result"].data
-    assert "data:image" not in artifacts["tiny-target-gradient"].data  # without noise there is nothing to compare
+    assert "NO GUARANTEE" in str(artifacts["tiny-result"].description)
+    assert "No privacy guarantee" in markdown_of(artifacts["tiny-result"])
+    # Without noise there is nothing to compare.
+    assert "data:image" not in markdown_of(artifacts["tiny-target-gradient"])
 
 
 def test_a_refused_run_says_why(twice: tuple, root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     another = PRIVATE | {"target_gradient": {"space": "full"}}
     with pytest.raises(BudgetExhausted) as refused:
         run(tiny_recipe(**another), root)
-    page = artifacts_of(latest_run())["tiny-budget-exhausted"]
-    assert escaped(str(refused.value)) in page.data
-    assert "gradmm privacy" in page.data
+    page = markdown_of(artifacts_of(latest_run())["tiny-budget-exhausted"])
+    assert escaped(str(refused.value)) in page
+    assert "gradmm privacy" in page
 
 
 # ----------------------------------------------------------------------------------------------- hostile texts
@@ -420,7 +426,7 @@ def test_a_plot_that_cannot_be_drawn_costs_the_plot_only(
     monkeypatch.setattr(ui_plots, "plot_markdown", cannot_draw)
     shutil.rmtree(root / "plots")
     record = run(tiny_recipe(**PRIVATE), root)
-    page = artifacts_of(latest_run())["tiny-generation"].data
+    page = markdown_of(artifacts_of(latest_run())["tiny-generation"])
     assert "data:image" not in page
     assert record.stage("generation").sha256 in page
 

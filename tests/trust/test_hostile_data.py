@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, **changes: Any) -> Any:
     """The splits, all from one file so that a case costs little; or what was said."""
     splits = dict.fromkeys(["train_split", "validation_split", "test_split"], "train")
-    chosen = splits | {"path": str(folder)} | changes
+    chosen: dict[str, Any] = splits | {"path": str(folder)} | changes
     found = told(lambda: load_splits(DataSettings(**chosen), (0, 1), 0), SECRET)
     if isinstance(found, Splits):
         assert set(found.test.labels) == {0, 1}

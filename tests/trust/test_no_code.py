@@ -39,7 +39,7 @@ def offence(node: ast.AST) -> str | None:
     """What is wrong with a piece of code, if anything."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module}
-        return ", ".join(sorted(names & FORBIDDEN_MODULES)) or None
+        return ", ".join(sorted(FORBIDDEN_MODULES & names)) or None
     if not isinstance(node, ast.Call):
         return None
     called = ast.unparse(node.func)

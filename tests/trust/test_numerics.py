@@ -6,6 +6,7 @@ import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -193,9 +194,9 @@ def test_with_a_tokenizer_that_changes_texts_losses_are_of_what_is_released(
 ) -> None:
     model = with_tokenizer(phi, lower_case)
     assert model.decode(model.encode("It Was")) != "It Was"
-    for row in written(model, tokenise_template(model, prompt_template), method).itertuples():
-        assert row.token_ids == model.encode(str(row.text))
-        assert np.isfinite(row.matching_loss)
+    rows = written(model, tokenise_template(model, prompt_template), method)
+    assert rows["token_ids"].tolist() == [model.encode(text) for text in rows["text"]]
+    assert np.isfinite(rows["matching_loss"]).all()
 
 
 class WithOddSpecials:
@@ -240,7 +241,8 @@ def test_a_device_that_is_not_there_is_refused(tiny_model: ModelReference, devic
 def short(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """Of 24 positions: GPT-2 has an embedding for each, Phi turns by angles that it never learned beyond."""
     name = "n_positions" if request.param == "gpt2" else "max_position_embeddings"
-    return tiny_language_model(tokenizer, request.param, **{name: 24})
+    changes: dict[str, Any] = {name: 24}
+    return tiny_language_model(tokenizer, request.param, **changes)
 
 
 def test_texts_longer_than_the_models_window_are_refused_before_anything_is_read(

@@ -273,7 +273,8 @@ def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: in
     right = [correct_guesses(*one_run_scores(release, audited, canaries, rng), guesses) for _ in range(150)]
     expected = expected_correct_guesses(canaries, guesses, dims, audited.sigma)
     # Four standard errors over 150 runs, and a share of the guesses for the small number of canaries.
-    assert np.mean(right) == pytest.approx(expected, abs=4 * np.std(right) / math.sqrt(150) + 0.015 * guesses)
+    tolerance = 4 * float(np.std(right)) / math.sqrt(150) + 0.015 * guesses
+    assert np.mean(right) == pytest.approx(expected, abs=tolerance)
 
 
 def test_without_noise_every_guess_on_orthogonal_canaries_is_correct() -> None:

@@ -7,17 +7,19 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from upath import UPath
 
 from gradmm.demo import material, shared
 from gradmm.demo.material import DemoMaterial, build_demo, is_complete
 from gradmm.demo.shared import demo_of
 from gradmm.storage.artifacts import Root
+from gradmm.storage.location import location
 from tests.object_store import objects
 
 
 @pytest.fixture
 def root() -> Root:
-    return Root(path=f"memory://{uuid4().hex}")
+    return Root(path=location(f"memory://{uuid4().hex}"))
 
 
 @pytest.fixture
@@ -62,9 +64,10 @@ def test_machines_that_share_a_store_share_the_first_ones_demo(
     assert second.data.is_relative_to(tmp_path / "other")
     assert text_of(first) == text_of(second) == "data 1"
     assert len(made) == 1
+    assert isinstance(root.path, UPath)
     (archive,) = objects(root.path)
     assert archive == f"demo/{material.generator_digest()}.zip"
-    another = Root(path=f"memory://{uuid4().hex}")
+    another = Root(path=location(f"memory://{uuid4().hex}"))
     assert text_of(demo_of(another)) == "data 2"
 
 

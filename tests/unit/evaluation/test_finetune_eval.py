@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -33,7 +34,7 @@ from gradmm.lm.template import tokenise_template, tokenise_texts
 from tests.conftest import tiny_language_model
 
 
-def finetuning_of(reference: ModelReference, prompt_template: PromptTemplate, **settings: object) -> Finetuning:
+def finetuning_of(reference: ModelReference, prompt_template: PromptTemplate, **settings: Any) -> Finetuning:
     model = load_language_model(reference, "cpu")
     template = tokenise_template(model, prompt_template)
     return Finetuning(reference, model.tokenizer, model.device, template, FinetuneEvalSettings(**settings))

@@ -139,13 +139,13 @@ def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
     exemplars = (Exemplar(text="rude staff", label=0), Exemplar(text="a great book", label=1))
     settings = LabelFilterSettings(exemplars=exemplars, calibrated=False)
     judged = filter_labels(phi, prompt_template, template, frame, settings)
-    for row in judged.itertuples():
-        prompt = f"rude staff It was bad\na great book It was good\n{row.text} It was"
+    for row in judged.to_dict("records"):
+        prompt = f"rude staff It was bad\na great book It was good\n{row['text']} It was"
         logits = phi.model(**phi.tokenizer(prompt, return_tensors="pt")).logits[0, -1]
         pair = logits[[phi.encode(" bad")[0], phi.encode(" good")[0]]].softmax(dim=0)
-        assert row.predicted == int(pair.argmax())
-        assert row.probability == pytest.approx(float(pair[row.label]), rel=1e-6)
-        assert row.kept == (row.predicted == row.label)
+        assert row["predicted"] == int(pair.argmax())
+        assert row["probability"] == pytest.approx(float(pair[row["label"]]), rel=1e-6)
+        assert row["kept"] == (row["predicted"] == row["label"])
     assert judged["kept"].nunique() == 2
     off = LabelFilterSettings(exemplars=exemplars, enabled=False)
     assert filter_labels(phi, prompt_template, template, frame, off)["kept"].all()
@@ -180,14 +180,14 @@ def test_a_probe_and_the_model_add_their_log_probabilities(
     settings, probe = LabelFilterSettings(calibrated=calibrated, batch_size=2), random_probe(phi, template)
     alone = filter_labels(phi, prompt_template, template, frame, settings)
     both = filter_labels(phi, prompt_template, template, frame, settings, probe)
-    for before, row in zip(alone.itertuples(), both.itertuples(), strict=True):
-        layers = phi.layers(input_ids=torch.tensor([row.token_ids]))
-        means = text_means(layers, torch.ones(1, len(row.token_ids), dtype=torch.bool))
-        log_odds = torch.logit(torch.tensor(before.probability, dtype=torch.float64)) + torch.logit(
-            torch.exp(-probe.losses(means, row.label).double())
+    for before, row in zip(alone["probability"], both.to_dict("records"), strict=True):
+        layers = phi.layers(input_ids=torch.tensor([row["token_ids"]]))
+        means = text_means(layers, torch.ones(1, len(row["token_ids"]), dtype=torch.bool))
+        log_odds = torch.logit(torch.tensor(before, dtype=torch.float64)) + torch.logit(
+            torch.exp(-probe.losses(means, row["label"]).double())
         )
-        assert row.probability == pytest.approx(float(torch.sigmoid(log_odds)), abs=1e-6)
-        assert row.kept == (row.predicted == row.label) == (row.probability > 0.5)
+        assert row["probability"] == pytest.approx(float(torch.sigmoid(log_odds)), abs=1e-6)
+        assert row["kept"] == (row["predicted"] == row["label"]) == (row["probability"] > 0.5)
     assert alone["kept"].tolist() != both["kept"].tolist()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ TEXTS = [
 LABELS = [5, 2, 2, 5, 2]
 
 #: Rotary embeddings and some norms use float32 even in a float64 model.
-ROUNDING = {"rtol": 0.0, "atol": 2e-6}
+ROUNDING: dict[str, Any] = {"rtol": 0.0, "atol": 2e-6}
 
 FAMILIES = {"phi": {}, "llama": {}, "llama-tied": {"tie_word_embeddings": True}, "gpt2": {}}
 
@@ -165,12 +166,13 @@ def test_gradients_of_the_losses_reach_all_parameters_and_equal_those_of_the_mod
     for parameter in parameters.values():
         parameter.requires_grad_(True)
     try:
-        expected_loss = 0.0
+        expected_losses = []
         for text, label in zip(texts, LABELS, strict=True):
             response = list(template.responses[label])
             ids = torch.tensor([[0, *text, *template.suffix, *response]])
             logits = model.model(input_ids=ids, use_cache=False).logits[0, -len(response) - 1 : -1]
-            expected_loss += torch.nn.functional.cross_entropy(logits, torch.tensor(response))
+            expected_losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response)))
+        expected_loss = torch.stack(expected_losses).sum()
         expected = torch.autograd.grad(expected_loss, list(parameters.values()), allow_unused=True)
 
         batch = make_batch(template, texts, LABELS, model.device)

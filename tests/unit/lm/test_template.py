@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ class CountedTokenizer:
         self._tokenizer = tokenizer
         self._alive = self.most = 0
 
-    def __call__(self, texts: list[str], **options: bool) -> BatchEncoding:
+    def __call__(self, texts: list[str], **options: Any) -> BatchEncoding:
         output = self._tokenizer(texts, **options)
         self._alive += len(texts)
         self.most = max(self.most, self._alive)
@@ -80,9 +81,8 @@ def test_few_texts_are_in_the_tokenizer_at_once(
 def test_a_split_has_the_same_tokens(phi: LanguageModel, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_module, "TEXTS_AT_ONCE", 4)
     texts = [f"{'good ' * (i % 3)}soup {i}" for i in range(count)]
-    split, lists = (
-        each(phi.tokenizer, texts, 3, "train") for each in (template_module.tokenise_split, tokenise_texts)
-    )
+    split = template_module.tokenise_split(phi.tokenizer, texts, 3, "train")
+    lists = tokenise_texts(phi.tokenizer, texts, 3, "train")
     assert list(split) == lists
     assert [split[i - count] for i in range(count)] == lists
     assert split.lengths.tolist() == list(map(len, lists))

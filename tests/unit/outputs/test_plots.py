@@ -55,8 +55,11 @@ def gradients_rows() -> pd.DataFrame:
 
 def bounds_rows() -> pd.DataFrame:
     """Return rows of the stage `bounds` with a diverged arm."""
-    rows = [("random", 50, 3, 0.5, 0.9, 0.01, 0.05, 3, 3), ("gradmm", 50, 3, 0.4, 0.3, 0.02, 0.04, 1, 3)]
-    rows.append(("zero-shot", 50, 3, None, None, None, None, 0, 0))
+    rows = [
+        ("random", 50, 3, 0.5, 0.9, 0.01, 0.05, 3, 3),
+        ("gradmm", 50, 3, 0.4, 0.3, 0.02, 0.04, 1, 3),
+        ("zero-shot", 50, 3, None, None, None, None, 0, 0),
+    ]
     measures = ["gap", "sharp_gap_bound", "loss_difference", "sharp_loss_bound"]
     return pd.DataFrame(rows, columns=["arm", "step", "runs", *measures, "sharp_gap_held", "sharp_loss_held"])
 
@@ -97,7 +100,7 @@ def test_loss_history_is_the_median_and_the_quartiles_of_each_round() -> None:
     assert median.get_xdata().tolist() == [0, 1, 2]
     assert median.get_ydata() == pytest.approx([0.7, 0.25, 0.2])
     (band,) = figure.axes[0].collections
-    corners = band.get_paths()[0].vertices
+    corners = np.asarray(band.get_paths()[0].vertices)
     for round_, low, high in ((0, 0.6, 0.8), (1, 0.175, 0.325), (2, 0.15, 0.25)):
         heights = corners[corners[:, 0] == round_, 1]
         assert (heights.min(), heights.max()) == pytest.approx((low, high))
@@ -117,10 +120,9 @@ def test_loss_history_reads_what_parquet_gives_and_refuses_what_has_no_number() 
 def test_survivors_are_bars_of_each_class_side_by_side() -> None:
     counts = [[60, 60], [32, 60], [0, 25]]
     figure = plots.survivors(["negative", "positive"], ["generation", "label_filter", "loss_selection"], counts)
-    widths = [bar.get_width() for bar in figure.axes[0].patches]
-    starts = [bar.get_x() for bar in figure.axes[0].patches]
-    assert widths == [60, 32, 0, 60, 60, 25]
-    assert starts == [0, 0, 0, 60, 32, 0]
+    bars: list[Any] = list(figure.axes[0].patches)
+    assert [bar.get_width() for bar in bars] == [60, 32, 0, 60, 60, 25]
+    assert [bar.get_x() for bar in bars] == [0, 0, 0, 60, 32, 0]
     assert [text.get_text() for text in figure.axes[0].texts] == ["120", "92", "25"]
     assert legend(figure) == ["negative", "positive"]
     assert "after label filter 32 negative, 60 positive" in str(figure.get_label())
@@ -134,7 +136,7 @@ def test_accuracy_is_that_on_test_at_the_chosen_learning_rate() -> None:
     assert drawn["real"].get_ydata()[-1] == pytest.approx(0.74)
     assert set(drawn["before fine-tuning"].get_ydata()) == {0.60311}
     dots = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "None"]
-    assert [len(line.get_xdata()) for line in dots] == [12, 12]
+    assert [np.size(line.get_xdata()) for line in dots] == [12, 12]
     assert legend(figure) == ["synthetic", "real", "before fine-tuning"]
     with pytest.raises(KeyError, match="learning_rate_real"):
         plots.accuracy_by_step(finetune_rows(), {k: v for k, v in FINETUNE.items() if k != "learning_rate_real"})
@@ -160,7 +162,7 @@ def test_roc_is_the_splits_mean_in_the_exact_interval_of_one() -> None:
     assert gap.max() == pytest.approx(largest_advantage(0.5, 1e-5), abs=2e-3)
     assert gap.max() <= largest_advantage(0.5, 1e-5)
     (band,) = [c for c in figure.axes[0].collections if c.get_label() == "95% interval of one split"]
-    at_zero = {y for x, y in band.get_paths()[0].vertices if x == 0}
+    at_zero = {y for x, y in np.asarray(band.get_paths()[0].vertices) if x == 0}
     # Clopper and Pearson's interval for 2 of 100.
     assert (min(at_zero), max(at_zero)) == pytest.approx((0.00243, 0.07038), abs=1e-5)
 
@@ -278,7 +280,8 @@ def test_threads_do_not_disturb_one_another(svgs: dict[str, str]) -> None:
 def test_gradient_errors_are_a_line_for_each_arm_and_part() -> None:
     figure = study_plots.gradient_errors(gradients_rows())
     assert legend(figure) == ["random", "random, head", "gradmm", "gradmm, head"]
-    by_label = {c.get_label(): c.lines[0] for c in figure.axes[0].containers}
+    error_bars: list[Any] = figure.axes[0].containers
+    by_label = {each.get_label(): each.lines[0] for each in error_bars}
     assert by_label["random"].get_ydata().tolist() == [1.4, 0.8]
     assert by_label["random, head"].get_ydata().tolist() == [1.5, 0.9]
     assert by_label["gradmm"].get_color() != by_label["random"].get_color()

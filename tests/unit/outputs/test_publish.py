@@ -89,7 +89,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def release_folder(folder: Path, **privacy: Any) -> Path:
     texts = texts_of(SENTIMENT, [f"a sentence about film {i}" for i in range(6)])
-    return write_release(folder, run_record(SENTIMENT, rows=12, **privacy), texts)
+    write_release(folder, run_record(SENTIMENT, rows=12, **privacy), texts)
+    return folder
 
 
 @pytest.fixture

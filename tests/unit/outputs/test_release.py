@@ -26,7 +26,7 @@ from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.outputs.release import RELEASE_FILES, TRAIN_FILE, check_release, write_release
 from gradmm.privacy.guarantee import guarantee
 from gradmm.privacy.release_plan import release_plan
-from gradmm.storage.location import location, put
+from gradmm.storage.location import Location, location, put
 from tests.object_store import objects
 
 #: Texts with active markup.
@@ -231,21 +231,21 @@ def private_run() -> RunRecord:
     return run_record(SENTIMENT, rows=12)
 
 
-def card(folder: Path) -> str:
+def card(folder: Location) -> str:
     return (folder / "README.md").read_text()
 
 
-def front_matter(folder: Path) -> dict[str, Any]:
+def front_matter(folder: Location) -> dict[str, Any]:
     return yaml.safe_load(card(folder).split("---\n")[1])
 
 
-def rendered(folder: Path) -> str:
+def rendered(folder: Location) -> str:
     """Render the card's body with raw HTML enabled."""
     body = card(folder).split("---\n", 2)[2]
     return MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(body)
 
 
-def load(folder: Path, cache: Path) -> Any:
+def load(folder: Location, cache: Path) -> Any:
     from datasets import load_dataset
 
     return load_dataset(str(folder), split="train", cache_dir=str(cache))
@@ -254,8 +254,8 @@ def load(folder: Path, cache: Path) -> Any:
 def test_release_holds_the_allowed_files_and_nothing_else(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
-    folder = write_release(tmp_path / "release", private_run, texts)
-    assert folder == tmp_path / "release"
+    folder = tmp_path / "release"
+    assert write_release(folder, private_run, texts) == folder
     assert {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} == RELEASE_FILES
     assert [p.name for p in tmp_path.iterdir()] == ["release"]
 
@@ -566,7 +566,8 @@ def test_release_with_a_stranger_among_its_files_is_refused_before_it_is_publish
 def test_check_refuses_a_missing_file_a_link_and_a_stranger(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
-    folder = write_release(tmp_path / "release", private_run, texts)
+    folder = tmp_path / "release"
+    write_release(folder, private_run, texts)
     check_release(folder)
     os.rename(folder / "privacy.json", tmp_path / "privacy.json")
     with pytest.raises(ValueError, match=r"missing: \['privacy.json'\]"):

@@ -233,7 +233,7 @@ def test_an_artifact_published_before_a_crash_is_adopted_once(ledger: Ledger) ->
 
 
 def test_data_sets_have_different_ledger_names(tmp_path: Path) -> None:
-    name = Ledger.of(tmp_path, "stanfordnlp/sst2").file.relative_to(tmp_path)
+    name = Ledger.of(tmp_path, "stanfordnlp/sst2").file.relative_to(str(tmp_path))
     assert str(name) == f"ledger/stanfordnlp-sst2-{hashlib.sha256(b'stanfordnlp/sst2').hexdigest()[:8]}.jsonl"
     identities = ["a/b", "a-b", "A/B", "é", "ü", "x" * 300, "x" * 301]
     files = {Ledger.of(tmp_path, identity).file for identity in identities}
@@ -390,16 +390,18 @@ class Releaser:
         arguments = [str(ledger.file), str(folder), release().model_dump_json(), str(budget), str(rounds)]
         command = [sys.executable, "-c", RELEASER, *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.said = self.process.stdout
 
     def go(self) -> int:
         print(file=self.process.stdin, flush=True)
         return self.told()
 
     def told(self) -> int:
-        return int(self.process.stdout.readline())
+        return int(self.said.readline())
 
     def __enter__(self) -> Releaser:
-        assert self.process.stdout.readline() == "ready\n"
+        assert self.said.readline() == "ready\n"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -412,7 +414,8 @@ def test_two_processes_that_race_for_a_budget_share_it_exactly(ledger: Ledger, t
     assert budget < composed_epsilon([release()] * (fits + 1), DELTA, "add-or-remove")
     one, other = (Releaser(ledger, tmp_path / name, budget, rounds=50) for name in ("one", "other"))
     with one, other:
-        one.go(), other.go()
+        one.go()
+        other.go()
         assert (one.told(), other.told()) == (0, 0)
     published = {file.name for name in ("one", "other") for file in (tmp_path / name).iterdir()}
     assert len(published) == fits

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gradmm.errors import InputError
 from gradmm.storage.artifacts import Root, StageArtifact, publish
-from gradmm.storage.location import read_bytes
+from gradmm.storage.location import location, read_bytes
 
 FRAME = pd.DataFrame(
     {
@@ -28,7 +28,7 @@ def written(root: Root) -> StageArtifact:
 def test_a_stage_reads_back_with_its_record(tmp_path: Path) -> None:
     artifact = written(Root(path=tmp_path))
     pd.testing.assert_frame_equal(artifact.read(), FRAME)
-    pd.testing.assert_frame_equal(pd.read_parquet(artifact.path), FRAME)
+    pd.testing.assert_frame_equal(pd.read_parquet(str(artifact.path)), FRAME)
     assert artifact.record() == {
         "stage": "finetune_eval", "settings": {"steps": 3}, "figures": {"accuracy": 0.5},
     }  # fmt: skip
@@ -96,7 +96,7 @@ def test_figures_that_are_not_json_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def remote() -> Root:
-    return Root(path=f"memory://{uuid4().hex}")
+    return Root(path=location(f"memory://{uuid4().hex}"))
 
 
 def test_a_store_holds_the_same_bytes_as_a_folder(tmp_path: Path, remote: Root) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -87,7 +88,7 @@ def test_an_object_is_created_even_if_the_client_retries(store: UPath, monkeypat
     """A client retries its request, and the store refuses the second one."""
     pipe = MemoryFileSystem.pipe_file
 
-    def twice(self: MemoryFileSystem, *args: object, **options: object) -> None:
+    def twice(self: MemoryFileSystem, *args: Any, **options: Any) -> None:
         pipe(self, *args, **options)
         pipe(self, *args, **options)
 

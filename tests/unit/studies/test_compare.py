@@ -7,6 +7,7 @@ import statistics
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -80,7 +81,7 @@ def honest(rows: pd.DataFrame, arm: str, size: int, split: str = "validation") -
 
 
 def half_width(values: list[float]) -> float:
-    return stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +191,15 @@ def test_the_plot_has_every_arm_and_those_of_one_size_as_horizontal_lines(table:
     assert legend == ["before", "real-1k", "zero-shot", "gradmm"]
     (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["5", "10"]
-    drawn = {str(bars.get_label()): bars.lines[0].get_ydata().tolist() for bars in axes.containers}
+    error_bars: list[Any] = axes.containers
+    drawn = {str(bars.get_label()): bars.lines[0].get_ydata().tolist() for bars in error_bars}
     assert drawn == {arm: table.loc[table["arm"] == arm, "accuracy"].tolist() for arm in ("zero-shot", "gradmm")}
-    for arm, bars in zip(("zero-shot", "gradmm"), axes.containers, strict=True):
+    for arm, bars in zip(("zero-shot", "gradmm"), error_bars, strict=True):
         (segments,) = bars.lines[2]
         reach = [(ends[1, 1] - ends[0, 1]) / 2 for ends in segments.get_segments()]
         assert reach == pytest.approx(table.loc[table["arm"] == arm, "accuracy_half_width"].tolist())
-    across = {line.get_label(): line.get_ydata()[0] for line in axes.get_lines() if line.get_label() in ARM_SIZES}
+    lines = [line for line in axes.get_lines() if line.get_label() in ARM_SIZES]
+    across = {line.get_label(): np.asarray(line.get_ydata())[0] for line in lines}
     assert across["before"] == pytest.approx(table["accuracy"][0])
     assert "gradmm" in str(figure.get_label())
 

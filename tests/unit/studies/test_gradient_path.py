@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,12 +42,12 @@ def path(finetuning: Finetuning) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def slow(finetuning: Finetuning) -> dict[int, dict]:
+def slow(finetuning: Finetuning) -> dict[float, dict]:
     """Parameters, losses and gradients in float64, by step; the point on the line is at the step `EARLY`."""
 
     def measured(language_model: LanguageModel) -> dict:
         model = copy.deepcopy(language_model.model).double()
-        found = {"at": torch.cat([p.detach().flatten() for p in model.parameters()])}
+        found: dict[str, Any] = {"at": torch.cat([p.detach().flatten() for p in model.parameters()])}
         for name, texts in (("real", REAL), ("arm", ARM)):
             loss, gradient = slow_mean_gradient(model, finetuning.template, texts)
             head = [g for (n, _), g in zip(model.named_parameters(), gradient, strict=True) if "lm_head" in n]
@@ -54,7 +55,7 @@ def slow(finetuning: Finetuning) -> dict[int, dict]:
                            (("all", gradient), ("head", head))} | {"loss": loss}  # fmt: skip
         return found
 
-    points = {0: measured(finetuning.fresh_model())}
+    points: dict[float, dict] = {0: measured(finetuning.fresh_model())}
     for step, model in finetuning.checkpoints(ARM, RATE, SEED, "slow"):
         points[step] = measured(model)
     model = finetuning.fresh_model()
@@ -63,7 +64,7 @@ def slow(finetuning: Finetuning) -> dict[int, dict]:
     return points | {EARLY: measured(model)}
 
 
-def test_figures_equal_those_of_gradients_computed_one_by_one(path: pd.DataFrame, slow: dict[int, dict]) -> None:
+def test_figures_equal_those_of_gradients_computed_one_by_one(path: pd.DataFrame, slow: dict[float, dict]) -> None:
     rows = [(step, part) for step in (0, *STEPS) for part in ("head", "all")]
     assert [*zip(path["step"], path["part"], strict=True)] == rows
     assert path[["arm", "seed", "learning_rate"]].drop_duplicates().to_numpy().tolist() == [["random", SEED, RATE]]
@@ -84,9 +85,9 @@ def test_figures_equal_those_of_gradients_computed_one_by_one(path: pd.DataFrame
             assert row[name] == pytest.approx(float(value), rel=2e-3, abs=1e-7), (name, row["step"])
 
 
-def test_smoothness_is_the_largest_secant_without_the_step(path: pd.DataFrame, slow: dict[int, dict]) -> None:
+def test_smoothness_is_the_largest_secant_without_the_step(path: pd.DataFrame, slow: dict[float, dict]) -> None:
     line = (0, EARLY, STEPS[-1])
-    pairs = [*((0, step) for step in STEPS), *pairwise(STEPS), *pairwise(line)]
+    pairs: list[tuple[float, float]] = [*((0, step) for step in STEPS), *pairwise(STEPS), *pairwise(line)]
 
     def gradient(at: float, loss: str) -> torch.Tensor:
         real, arm = (slow[at][each]["all"] for each in ("real", "arm"))
@@ -98,7 +99,7 @@ def test_smoothness_is_the_largest_secant_without_the_step(path: pd.DataFrame, s
 
     for _, row in path.iterrows():
         for loss in ("real", "arm", "gap"):
-            secants = [secant(*pair, loss) for pair in pairs if row["step"] == 0 or row["step"] not in pair]
+            secants = [secant(a, b, loss) for a, b in pairs if row["step"] == 0 or row["step"] not in (a, b)]
             assert row[f"{loss}_smoothness"] == pytest.approx(max(secants), rel=1e-2), row["step"]
 
 
@@ -225,7 +226,7 @@ def test_a_bound_by_an_estimate_can_fail() -> None:
     assert smoothness.to_dict() == {0: 100.0, 1: 100.0, 2: 0.0, 3: 100.0}
     bounds = bounds_of_runs(path.assign(arm="random", seed=0, learning_rate=1.0)).set_index("step")
     assert bounds["gap_held"].to_dict() == bounds["sharp_gap_held"].to_dict() == {1: True, 2: False, 3: True}
-    assert bounds.loc[2, ["gap", "gap_bound"]].tolist() == [100.5, 0.5]
+    assert (bounds["gap"][2], bounds["gap_bound"][2]) == (100.5, 0.5)
 
 
 def test_bounds_are_tight_for_parabolas_of_opposite_curvature() -> None:
