@@ -13,6 +13,7 @@ from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.generation.shards import plan_shards
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.privacy.ledger import budget_of
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, expected_cosines, preflight_lines
@@ -23,7 +24,7 @@ from gradmm.tasks.label_filter import label_filter as label_filter_stage
 from gradmm.tasks.loss_selection import loss_selection as loss_selection_stage
 from gradmm.tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
 from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
-from gradmm.tasks.runtime.privacy_budget import check_charged, privacy_budget
+from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, privacy_budget
 from gradmm.tasks.runtime.stage_task import RunContext
 from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
 from gradmm.tasks.target_space import target_space as target_space_stage
@@ -38,6 +39,8 @@ def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[
         user_recipe: the recipe before `demo_material` put in the demo's folders; it names the ledger.
         force: stages to run again even if cached.
     """
+    plan = release_plan(recipe)
+    redraw = plan.charged and recipe.privacy.redraw
     context = RunContext(
         root=root,
         recipe=recipe.name,
@@ -46,11 +49,11 @@ def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[
         seed=recipe.seed,
         device=recipe.model.device,
         threads=recipe.execution.threads,
-        force=tuple(force),
-        budget_epsilon=recipe.privacy.budget_epsilon or recipe.privacy.epsilon,
+        force=(*force, target_gradient_stage.name) if redraw else tuple(force),
+        budget=plan.mechanism and budget_of(recipe.privacy, plan.mechanism),
         ledger=user_recipe.ledger,
+        redraw=redraw,
     )
-    plan = release_plan(recipe)
     return StageRuns(context, plan, UiArtifacts(recipe, plan, root))
 
 
@@ -112,6 +115,8 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     if drawn:
         assert plan.mechanism is None
         data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
+    if plan.charged:
+        count_records(context, data.train)
     target = runs.run(target_gradient_stage, train=data.train, **public_inputs)
     if plan.charged:
         check_charged(context, target)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradmm.config.settings import TargetGradientSettings
+from gradmm.errors import InputError
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
-from gradmm.privacy.ledger import Ledger, Release, release_of
+from gradmm.privacy.ledger import Budget, Ledger, Release, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model, read_split
@@ -44,7 +45,13 @@ def target_gradient(
 
     unfinished = UnfinishedSums(publication.unfinished)
     ledger = ledger_of(context) if mechanism and mechanism.safe else None
-    if ledger and (made := _already_released(ledger, context, publication)):
+    if ledger and not context.redraw and (made := _already_released(ledger, publication)):
+        if STAGE in context.force:
+            raise InputError(
+                "this target was released and charged before, and drawing it again would be another release",
+                f"force {STAGE}",
+                "do not force it, or set privacy.redraw=true",
+            )
         unfinished.delete()  # left over if the releasing run was killed right after
         return made
     release = None
@@ -53,7 +60,7 @@ def target_gradient(
         release = planned_release(
             context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
         )
-        ledger.check(release, _budget(context), release.delta)  # fail early; `charge` checks again
+        ledger.check(release, _budget(context))  # fail early; `charge` checks again
     attention = None if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, prompt_template, attention)
     data = read_split(context, train)
@@ -78,17 +85,18 @@ def _release(
 ) -> StageArtifact:
     """Charge the release, then add noise and publish."""
     with ledger.lock():
-        if made := _already_released(ledger, context, publication):  # by a concurrent run
+        if not context.redraw and (made := _already_released(ledger, publication)):  # by a concurrent run
             return made
-        with ledger.charge(release, _budget(context), release.delta) as finish:
+        budget = ledger.set_budget(_budget(context), unless_set=True)
+        with ledger.charge(release, budget) as finish:
             made = _publish(sums, where, mechanism, publication)
             finish(made.sha256)
     return made
 
 
-def _budget(context: RunContext) -> float:
-    assert context.budget_epsilon is not None  # the flow sets it for a private run
-    return context.budget_epsilon
+def _budget(context: RunContext) -> Budget:
+    assert context.budget is not None  # the flow sets it for a private run
+    return context.budget
 
 
 def ledger_of(context: RunContext) -> Ledger:
@@ -118,12 +126,29 @@ def planned_release(
     return release_of(context.recipe, mechanism, settings, key, settings_key=stage_key(STAGE, inputs))
 
 
-def _already_released(ledger: Ledger, context: RunContext, publication: Publication) -> StageArtifact | None:
-    if STAGE in context.force:
-        return None
+def _already_released(ledger: Ledger, publication: Publication) -> StageArtifact | None:
+    """Return the target of these inputs if it was charged, to this ledger or under another name of the data.
+
+    Raises:
+        InputError: if there is a target, but no ledger knows of its release.
+    """
     with ledger.lock():
         made = publication.found()
-        return made if made and ledger.adopt(publication.key, made.sha256) else None
+        if made is None:
+            return None
+        related = ledger.related()
+        if any(each.adopt(publication.key, made.sha256) for each in related):
+            return made
+        if all(entry.release.stage_key != publication.key for each in related for entry in each.entries()):
+            raise uncharged(ledger)
+        return None
+
+
+def uncharged(ledger: Ledger) -> InputError:
+    """Return the error of a private target whose release no ledger has charged."""
+    return InputError(
+        "no charged release matches the private target", str(ledger.file), "restore the ledger from a backup"
+    )
 
 
 def _publish(

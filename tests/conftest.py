@@ -124,6 +124,30 @@ def tiny_config(family: str, vocab_size: int, **changes: object) -> PretrainedCo
             "ffn_dim": 64,
             "word_embed_proj_dim": 16,
         },
+        "phi3": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 16,
+            # Beyond 16 positions of the padded input, all rotary factors change.
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [4.0] * 8,
+                "original_max_position_embeddings": 16,
+            },
+        },
+        "mixtral": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "intermediate_size": 64,
+            "num_local_experts": 4,
+        },
         "gemma2": {
             "hidden_size": 32,
             "num_hidden_layers": 2,

@@ -180,15 +180,29 @@ def run(
 
 @app.command(group=RUNNING)
 def privacy(
-    recipe: RecipeName, /, *, changes: Changes = Changes(), root: Root = DEFAULT_ROOT, json: Json = False
+    recipe: RecipeName,
+    /,
+    *,
+    set_budget: float | None = None,
+    changes: Changes = Changes(),
+    root: Root = DEFAULT_ROOT,
+    json: Json = False,
 ) -> None:
-    """Show the releases from a recipe's data, the budget they spent, and whether it covers one more."""
-    from gradmm.deployments.cli.summary import print_privacy
+    """Show the releases from a recipe's data, the budget they spent, and whether it covers one more.
+
+    Args:
+        set_budget: Set the total epsilon of all releases from these data first, at the recipe's delta and
+            adjacency. All runs are judged by it from then on, whatever their recipes say.
+    """
+    from gradmm.deployments.cli.summary import print_privacy, set_budget_of
     from gradmm.privacy.ledger import Ledger
 
     loaded = changes.load(recipe)
     reach(root)
-    print_privacy(loaded, Ledger.of(root.resolve(), loaded.ledger), json)
+    ledger = Ledger.of(root.resolve(), loaded.ledger)
+    if set_budget is not None:
+        set_budget_of(loaded, ledger, set_budget)
+    print_privacy(loaded, ledger, json)
 
 
 @app.command(group=RUNNING)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.terminal import print_json, print_table
-from gradmm.errors import BudgetExhausted, printable
+from gradmm.errors import BudgetExhausted, InputError, printable
 from gradmm.outputs.descriptions import stage_result
 from gradmm.outputs.formatting import duration
 from gradmm.outputs.record import RunRecord
-from gradmm.privacy.ledger import Ledger, release_of
+from gradmm.privacy.ledger import Budget, Ledger, budget_of, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
@@ -39,19 +40,34 @@ def print_summary(record: RunRecord, root: Root) -> None:
     print(f"report:  {folder / 'report.html'}")
 
 
+def set_budget_of(recipe: Recipe, ledger: Ledger, epsilon: float) -> None:
+    """Set the budget of all releases from a recipe's data, at the recipe's delta and adjacency.
+
+    Raises:
+        InputError: if epsilon is not positive, or the recipe has no delta.
+    """
+    mechanism = release_plan(recipe).mechanism
+    if mechanism is None:
+        raise InputError("a budget needs a delta and an adjacency", "privacy.epsilon", "--set privacy.epsilon=1")
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"{epsilon:g} is not a positive number", "--set-budget", "give a total epsilon")
+    ledger.set_budget(Budget(epsilon=epsilon, delta=mechanism.delta, adjacency=mechanism.adjacency))
+
+
 def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None:
     """Print the releases from a recipe's data, the budget they spent, and whether it covers one more."""
-    entries, plan, name = ledger.entries(), release_plan(recipe), printable(recipe.ledger)
+    entries, plan, name = ledger.all_entries(), release_plan(recipe), printable(recipe.ledger)
     mechanism, account = plan.mechanism, {"data": recipe.ledger, "ledger": str(ledger.file), "releases": entries}
     if mechanism is not None:
         planned = release_of(recipe.name, mechanism, plan.target)
-        budget = recipe.privacy.budget_epsilon or mechanism.epsilon
-        spent, refusal = ledger.spent(mechanism.delta, mechanism.adjacency), None
+        held = ledger.budget()
+        budget = held or budget_of(recipe.privacy, mechanism)
+        spent, refusal = ledger.spent(budget.delta, budget.adjacency), None
         try:
-            ledger.check(planned, budget, mechanism.delta)
+            ledger.check(planned, budget)
         except BudgetExhausted as error:
             refusal = str(error)
-        account |= {"spent_epsilon": spent, "budget_epsilon": budget, "next_release": planned, "refusal": refusal}
+        account |= {"spent_epsilon": spent, "budget": budget, "next_release": planned, "refusal": refusal}
     if as_json:
         print_json(account)
         return
@@ -80,9 +96,10 @@ def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None
         print("the recipe has no privacy.epsilon: its runs are not private and spend no budget")
         return
     print(
-        f"spent: epsilon {spent:.4g} of {budget:g} at delta {mechanism.delta:.3g} ({mechanism.adjacency}), "
+        f"spent: epsilon {spent:.4g} of {budget.epsilon:g} at delta {budget.delta:.3g} ({budget.adjacency}), "
         f"composed over {len(entries)} release{'' if len(entries) == 1 else 's'}"
     )
+    print(f"budget: {'set in the ledger' if held else 'proposed by the recipe; the first release sets it'}")
     cost = f"epsilon {planned.epsilon:g} with sigma {planned.sigma:.4g} ({planned.space})"
     print(f"next release: {f'refused: {refusal}' if refusal else f'{cost} is within the budget'}")
 

@@ -28,6 +28,9 @@ from gradmm.config.settings import (
     TemplateSettings,
 )
 
+#: A larger delta is no protection, however few the records are.
+MAX_DELTA = 0.01
+
 
 class Recipe(Settings):
     """Settings of one distillation, one block per stage."""
@@ -108,6 +111,7 @@ class Recipe(Settings):
     def _check_private(self) -> None:
         if self.privacy.delta is None and self.privacy.declared_records is None:
             raise ValueError("privacy: epsilon requires privacy.delta or privacy.declared_records")
+        self._check_delta()
         if self.generation.text_tokens == "auto":
             raise ValueError("generation.text_tokens: 'auto' reads the private texts; set a number")
         if self.data.max_per_class is not None:
@@ -120,8 +124,19 @@ class Recipe(Settings):
         auto_probe = self.target_gradient.probe_share > 0 and self.target_gradient.probe_dimensions == "auto"
         if auto_probe and self.privacy.declared_records is None:
             raise ValueError("privacy.declared_records: required by target_gradient.probe_dimensions=auto")
+        if self.model.dtype == "float16":
+            raise ValueError("model.dtype: float16 overflows, which loses records of a private sum; set bfloat16")
         if self.privacy.sampler == "discrete":
             self._check_discrete()
+
+    def _check_delta(self) -> None:
+        """Refuse a delta that a mechanism could meet by publishing records of persons picked at random."""
+        delta, records = self.privacy.resolved_delta, self.privacy.declared_records
+        assert delta is not None
+        if records is not None and delta >= 1 / records:
+            raise ValueError(f"privacy.delta: {delta:.3g} is not below 1 / declared_records = {1 / records:.3g}")
+        if delta > MAX_DELTA:
+            raise ValueError(f"privacy.delta: {delta:.3g} protects nobody; set at most {MAX_DELTA:g}")
 
     def _check_discrete(self) -> None:
         if self.target_gradient.space == "full":

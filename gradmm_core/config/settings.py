@@ -114,7 +114,19 @@ class PrivacySettings(Settings):
         default=None,
         description="Name of the ledger that counts releases from this data. Default: the data's source.",
     )
+    redraw: bool = Field(
+        default=False,
+        description="Draw and charge a new target in every run. Otherwise a run on unchanged data uses the target "
+        "again, so that another release shows that the data have changed.",
+    )
     unsafe_noise_seed: int | None = Field(default=None, description="For tests only: voids the guarantee.")
+
+    @property
+    def resolved_delta(self) -> float | None:
+        """Return delta, or N ** -1.1 for the declared number of records N; None if neither is set."""
+        if self.delta is not None or self.declared_records is None:
+            return self.delta
+        return self.declared_records**-1.1
 
 
 class TargetGradientSettings(Settings):

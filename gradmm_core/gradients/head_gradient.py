@@ -127,10 +127,17 @@ class HeadGradients:
         Formal guarantee: adding or removing one example changes the result by at most C in Frobenius norm (up to
         rounding); replacing one changes it by at most 2 C. With C = None nothing is clipped or guaranteed.
         """
-        scales = self.clip_scales(clipping_norm)
-        scaled = self.residual * scales[:, None, None]
-        total = scaled.flatten(0, 1).mT @ self.hidden.flatten(0, 1)
-        return total if self.centre is None else total - scales.sum() * self.centre
+        return self.weighted_sum(self.clip_scales(clipping_norm))
+
+    def weighted_sum(self, weights: Float[Tensor, " batch"]) -> Float[Tensor, "vocab width"]:
+        """Compute sum_i weights[i] g_i, by one matrix product over all examples."""
+        weighted = self.residual * weights[:, None, None]
+        total = weighted.flatten(0, 1).mT @ self.hidden.flatten(0, 1)
+        return total if self.centre is None else total - weights.sum() * self.centre
+
+    def select(self, examples: Bool[Tensor, " batch"]) -> HeadGradients:
+        """Return the gradients of some examples."""
+        return HeadGradients(self.residual[examples], self.hidden[examples], self.centre)
 
     def materialise(self) -> Float[Tensor, "batch vocab width"]:
         """Build the gradients as matrices, of vocab x width numbers each. The other methods avoid this."""

@@ -67,9 +67,14 @@ class LanguageModel:
             )
         return tuple(with_specials[:begin])
 
+    @property
+    def positions(self) -> int | None:
+        """The largest number of tokens of an input; None if the model states none."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
     def check_fits(self, tokens: int, what: str, where: str) -> None:
         """Raise an InputError if an input of `tokens` tokens exceeds the model's positions."""
-        positions = getattr(self.model.config, "max_position_embeddings", None)
+        positions = self.positions
         if positions is not None and tokens > positions:
             problem = f"{what} takes {tokens} tokens, but the model has {positions} positions"
             raise InputError(problem, where, f"shorten it by {tokens - positions} tokens, or use another model")

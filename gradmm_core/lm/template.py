@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from gradmm.errors import InputError
@@ -123,8 +124,11 @@ def tokenise_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
     return list(_tokenised(tokenizer, texts, max_tokens, where))
 
 
-def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str) -> TokenIds:
+def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str | None) -> TokenIds:
     """Do the same for a whole data set, with compact storage.
+
+    Args:
+        where: None accepts texts without tokens.
 
     Raises:
         InputError: naming the row, if a text has no tokens.
@@ -136,19 +140,27 @@ def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
     return TokenIds(np.frombuffer(flat, np.int32), np.frombuffer(bounds, np.int64))
 
 
-def _tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str) -> Iterator[list[int]]:
+def _tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str | None) -> Iterator[list[int]]:
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         encoded = tokenizer(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)["input_ids"]
         for row, ids in enumerate(encoded, start):
-            if not ids:
+            if not ids and where is not None:
                 raise InputError(f"text {row} has no tokens", where, "remove the row, or set data.min_words=1")
             yield ids[:max_tokens]
 
 
 def make_batch(
-    template: TokenisedTemplate, texts: Sequence[list[int]], labels: Sequence[int], device: torch.device
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    labels: Sequence[int],
+    device: torch.device,
+    length: int = 0,
 ) -> Batch:
-    """Build a batch for one forward pass over prefix + text + suffix + response[:-1]."""
+    """Build a batch for one forward pass over prefix + text + suffix + response[:-1].
+
+    Args:
+        length: pad to at least this number of tokens.
+    """
     rows = [[*template.prefix, *text, *template.tail(label)] for text, label in zip(texts, labels, strict=True)]
     responses = [template.responses[label] for label in labels]
     begin = len(template.prefix)
@@ -159,7 +171,12 @@ def make_batch(
         responses,
         [[True] * len(response) for response in responses],
     )
-    return Batch(*(pad_sequence([*map(torch.tensor, column)], batch_first=True).to(device) for column in columns))
+    input_ids, *others = (pad_sequence([*map(torch.tensor, column)], batch_first=True) for column in columns)
+    text_mask, positions, response_ids, response_mask = others
+    missing = (0, max(0, length - input_ids.shape[1]))
+    input_ids, text_mask = pad(input_ids, missing), pad(text_mask, missing)
+    parts = (input_ids, text_mask, positions, response_ids, response_mask)
+    return Batch(*(part.to(device) for part in parts))
 
 
 def response_hidden_states(
@@ -169,11 +186,7 @@ def response_hidden_states(
     return hidden.take_along_dim(positions[..., None], dim=1)
 
 
-def length_bucketed(lengths: Sequence[int] | np.ndarray, batch_size: int, skip: int = 0) -> list[list[int]]:
-    """Group indices into batches of similar length, shortest first, to minimise padding.
-
-    Args:
-        skip: number of shortest examples to leave out.
-    """
-    order = np.argsort(np.asarray(lengths), kind="stable").tolist()[skip:]
+def length_bucketed(lengths: Sequence[int] | np.ndarray, batch_size: int) -> list[list[int]]:
+    """Group indices into batches of similar length, shortest first, to minimise padding."""
+    order = np.argsort(np.asarray(lengths), kind="stable").tolist()
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]

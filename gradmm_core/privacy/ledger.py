@@ -2,6 +2,13 @@
 
     <root>/ledger/<data set>.jsonl            one event per line; its .lock lies beside it
     <root>/ledger/<data set>/<number>.json    one event per object, if the root is in an object store
+    <root>/ledger/<data set>.rows             digests of the data's records, see `row_digests`
+
+A ledger is named after its data, but data may have several names. Releases therefore count in every ledger whose
+data share a record with the released data, and a release must be within the budgets of all of these.
+
+The event `budget` states what the owner of the data allows: an epsilon, at a delta, under an adjacency. All later
+runs are judged by it, whatever their own recipes say.
 
 A release is two events: `intent`, on disk before any noise is drawn, and `released`, written once its artifact is
 published. An intent is charged even if the process dies before it releases anything. The ledger can therefore
@@ -23,29 +30,43 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from pydantic import Field
 
-from gradmm.config.settings import Positive, Settings, TargetGradientSettings
+from gradmm.config.settings import Positive, PrivacySettings, Settings, TargetGradientSettings
 from gradmm.errors import BudgetExhausted, InputError
 from gradmm.privacy.ledger_store import LinesOfFile, LinesOfObjects, tries
 from gradmm.privacy.mechanism import GaussianMechanism, zcdp_epsilon
-from gradmm.storage.location import Location
+from gradmm.privacy.row_digests import RowDigests
+from gradmm.storage.location import Location, objects_in
 
 #: Relative tolerance of the budget. Calibrating noise to an epsilon and computing the epsilon of that noise are
 #: two numerical searches. Without a tolerance, a release might not fit a budget equal to its own epsilon.
 RELATIVE_SLACK = 1e-9
 
 Adjacency = Literal["add-or-remove", "replace"]
+
+
+class Budget(Settings):
+    """The largest composed epsilon of all releases, at a delta, under an adjacency."""
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    adjacency: Adjacency
+
+
+def budget_of(settings: PrivacySettings, mechanism: GaussianMechanism) -> Budget:
+    """Return the budget that a recipe proposes: its own, or that of one release."""
+    epsilon = settings.budget_epsilon or mechanism.epsilon
+    return Budget(epsilon=epsilon, delta=mechanism.delta, adjacency=mechanism.adjacency)
 
 
 class Release(Settings):
@@ -79,7 +100,7 @@ def release_of(
         epsilon=mechanism.epsilon,
         delta=mechanism.delta,
         sigma=mechanism.sigma,
-        clipping_norm=mechanism.clipping_norm,
+        clipping_norm=mechanism.record_norm,
         adjacency=mechanism.adjacency,
         noise="discrete-gaussian" if mechanism.discrete else "gaussian",
         space=f"{space}, and a probe" if settings.probe_share > 0 else space,
@@ -110,6 +131,8 @@ def composed_epsilon(releases: Iterable[Release], delta: float, adjacency: Adjac
     vectors_changed = 2.0 if adjacency == "replace" else 1.0
     precision = sum((vectors_changed * release.clipping_norm / release.sigma) ** 2 for release in releases)
     if all(release.noise == "gaussian" for release in releases):
+        from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # late: the import takes a second
+
         with np.errstate(divide="ignore"):  # the search starts at an epsilon whose delta underflows to 0
             return float(get_epsilon_gaussian(precision**-0.5, delta, tol=1e-15))
     return zcdp_epsilon(precision / 2, delta)
@@ -132,13 +155,51 @@ class Ledger:
         name = f"{slug}-{digest}".lstrip("-")
         return cls(root / "ledger" / (f"{name}.jsonl" if isinstance(root, Path) else name))
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Exclude other threads, processes and machines. Re-entrant. An object store has no lock: excludes nobody.
+    @classmethod
+    def all(cls, root: Location) -> list[Ledger]:
+        """Return all ledgers of a root, by name."""
+        folder = root / "ledger"
+        if isinstance(folder, Path):
+            return [cls(file) for file in sorted(folder.glob("*.jsonl"))]
+        names = {
+            name.rpartition("/")[0].rpartition("/")[2] for name in objects_in(folder) if name.endswith(".json")
+        }
+        return [cls(folder / name) for name in sorted(names)]
+
+    @property
+    def name(self) -> str:
+        return self.file.name.removesuffix(".jsonl")
+
+    @property
+    def rows(self) -> RowDigests:
+        return RowDigests(self.file.parent)
+
+    def count_records(self, texts: Sequence[str]) -> None:
+        """Let releases from data with these texts count in this ledger."""
+        with self._lines.lock():
+            self.rows.add(self.name, self.rows.of(texts))
+
+    def related(self) -> list[Ledger]:
+        """Return this ledger and all others of the root whose data share a record with its data, by name."""
+        others = {
+            ledger.name: ledger for ledger in Ledger.all(self.file.parent.parent) if ledger.name != self.name
+        }
+        sharing = self.rows.related(self.name, list(others))
+        return sorted([self, *(others[name] for name in sharing)], key=lambda ledger: ledger.name)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Exclude all who release from data that share a record with these: threads, processes and machines.
+
+        Re-entrant. An object store has no lock: excludes nobody.
 
         Raises:
-            InputError: if the lock is not available in time.
+            InputError: if a lock is not available in time.
         """
-        return self._lines.lock()
+        with ExitStack() as locks:
+            for ledger in self.related():  # by name: all take the locks in one order
+                locks.enter_context(ledger._lines.lock())
+            yield
 
     def entries(self) -> list[Entry]:
         """Read all releases, oldest first.
@@ -146,22 +207,56 @@ class Ledger:
         Raises:
             InputError: if the ledger is damaged or was edited.
         """
-        return list(self._read()[0].values())
+        return list(self._read().entries.values())
+
+    def all_entries(self) -> list[Entry]:
+        """Read all releases from data that share a record with these, those of this ledger included."""
+        return [entry for ledger in self.related() for entry in ledger.entries()]
 
     def spent(self, delta: float, adjacency: Adjacency) -> float:
-        """Compute the composed epsilon of all releases, finished or not."""
-        return composed_epsilon((entry.release for entry in self.entries()), delta, adjacency)
+        """Compute the composed epsilon of `all_entries`, finished or not."""
+        return composed_epsilon((entry.release for entry in self.all_entries()), delta, adjacency)
 
-    def check(self, release: Release, budget_epsilon: float, delta: float) -> None:
+    def budget(self) -> Budget | None:
+        """Read the budget that the data's owner has set; None if there is none yet."""
+        return self._read().budget
+
+    def set_budget(self, budget: Budget, unless_set: bool = False) -> Budget:
+        """Set the budget by which all later releases are judged; return the one that holds.
+
+        Args:
+            unless_set: keep a budget that was set before.
+        """
+
+        def changed(state: _State) -> dict[str, Any] | None:
+            keep = state.budget == budget or (unless_set and state.budget is not None)
+            return None if keep else {"budget": budget.model_dump(mode="json")}
+
+        held = self._append("budget", changed).budget
+        assert held is not None
+        return held
+
+    def check(self, release: Release, budget: Budget) -> None:
         """Check that the budget has room for one more release; write nothing.
 
+        Args:
+            budget: judges where the ledger has none of its own.
+
         Raises:
-            BudgetExhausted: if the composed epsilon would exceed the budget.
+            BudgetExhausted: if the composed epsilon would exceed the budget of this ledger or of a related one.
         """
-        _check(self.entries(), release, budget_epsilon, delta)
+        self._check(self._read(), release, budget)
+
+    def _check(self, own: _State, release: Release, budget: Budget) -> None:
+        related = {ledger.name: ledger._read() for ledger in self.related() if ledger.name != self.name}
+        past = [entry.release for state in (own, *related.values()) for entry in state.entries.values()]
+        _check_budget(own.budget or budget, past, release, "")
+        for name, state in related.items():
+            if state.budget is not None:
+                _check_budget(state.budget, past, release, f" of {name}, which counts some of these records")
 
     @contextmanager
-    def charge(self, release: Release, budget_epsilon: float, delta: float) -> Iterator[Callable[[str], Entry]]:
+    def charge(self, release: Release, budget: Budget) -> Iterator[Callable[[str], Entry]]:
         """Charge a release, then let the caller make it. Holds the lock, if there is one, throughout.
 
         Inside the block, the caller draws its noise, publishes its artifact, and calls the yielded function with
@@ -173,8 +268,8 @@ class Ledger:
         """
         entry_id = secrets.token_hex(8)
 
-        def intent(entries: Mapping[str, Entry]) -> dict[str, Any]:
-            _check(entries.values(), release, budget_epsilon, delta)
+        def intent(state: _State) -> dict[str, Any]:
+            self._check(state, release, budget)
             return {"id": entry_id, "release": release.model_dump(mode="json")}
 
         with self.lock():
@@ -192,83 +287,80 @@ class Ledger:
         Finishes the release if the process died between publishing the artifact and recording it.
         """
 
-        def finished(entries: Mapping[str, Entry]) -> dict[str, Any] | None:
-            same = [entry for entry in entries.values() if entry.release.stage_key == stage_key]
+        def finished(state: _State) -> dict[str, Any] | None:
+            same = [entry for entry in state.entries.values() if entry.release.stage_key == stage_key]
             if not same or same[-1].sha256 is not None or any(entry.sha256 == sha256 for entry in same):
                 return None
             return {"id": same[-1].id, "sha256": sha256}
 
-        entries = self._append("released", finished).values()
+        entries = self._append("released", finished).entries.values()
         of_artifact = (e for e in entries if e.release.stage_key == stage_key and e.sha256 == sha256)
         return next(of_artifact, None)
 
     def _finish(self, entry_id: str, sha256: str) -> Entry:
-        def finished(entries: Mapping[str, Entry]) -> dict[str, Any] | None:
+        def finished(state: _State) -> dict[str, Any] | None:
             # Without a lock, another run may already have found the artifact and finished this release.
-            return None if entries[entry_id].sha256 == sha256 else {"id": entry_id, "sha256": sha256}
+            return None if state.entries[entry_id].sha256 == sha256 else {"id": entry_id, "sha256": sha256}
 
-        return self._append("released", finished)[entry_id]
+        return self._append("released", finished).entries[entry_id]
 
     @property
     def _lines(self) -> LinesOfFile | LinesOfObjects:
         return LinesOfFile(self.file) if isinstance(self.file, Path) else LinesOfObjects(self.file)
 
-    def _read(self) -> tuple[dict[str, Entry], int, str]:
-        """Return the entries by id, the number of lines, and the last line's check."""
-        lines = self._lines.read()
-        entries: dict[str, Entry] = {}
-        check = ""
-        for number, line in enumerate(lines, 1):
+    def _read(self) -> _State:
+        state = _State()
+        for number, line in enumerate(self._lines.read(), 1):
             try:
                 event = json.loads(line)
                 del event["check"]
-                expected, check = _line(event, check)
+                expected, check = _line(event, state.check)
                 if line != expected:
                     raise ValueError("the check does not match")
-                _replay(entries, event)
+                state.replay(event, check)
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(
                     f"line {number} or one before it is damaged, or was edited",
                     str(self.file),
                     "restore it from a backup; nothing was released",
                 ) from error
-        return entries, len(lines), check
+        return state
 
-    def _append(
-        self, kind: str, event_fields: Callable[[Mapping[str, Entry]], dict[str, Any] | None]
-    ) -> dict[str, Entry]:
-        """Append an event that depends on the entries so far; return only once it is on disk.
+    def _append(self, kind: str, event_fields: Callable[[_State], dict[str, Any] | None]) -> _State:
+        """Append an event that depends on the events so far; return only once it is on disk.
 
         Args:
-            event_fields: computes the event's fields from the entries, or None to append nothing; may raise. It is
-                called again if another run appended an event in the meantime.
+            event_fields: computes the event's fields, or None to append nothing; may raise. It is called again if
+                another run appended an event in the meantime.
 
         Returns:
-            The entries by id, including this event.
+            The ledger's state, including this event.
         """
-        with self.lock():
+        with self._lines.lock():
             for _ in tries(self.file):
-                entries, count, check = self._read()
-                fields = event_fields(entries)
+                state = self._read()
+                fields = event_fields(state)
                 if fields is None:
                     break
                 event = {"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}
-                _replay(entries, event)
-                if self._lines.append(_line(event, check)[0], after=count):
+                line, check = _line(event, state.check)
+                count = state.lines
+                state.replay(event, check)
+                if self._lines.append(line, after=count):
                     break
-            return entries
+            return state
 
 
-def _check(entries: Iterable[Entry], release: Release, budget_epsilon: float, delta: float) -> None:
+def _check_budget(budget: Budget, past: Sequence[Release], release: Release, whose: str) -> None:
     """Raise BudgetExhausted if one more release would exceed the budget."""
-    past = [entry.release for entry in entries]
-    composed = composed_epsilon([*past, release], delta, release.adjacency)
-    if not composed <= budget_epsilon * (1 + RELATIVE_SLACK):
+    composed = composed_epsilon([*past, release], budget.delta, budget.adjacency)
+    if not composed <= budget.epsilon * (1 + RELATIVE_SLACK):
+        count = f"{len(past)} release{'' if len(past) == 1 else 's'} so far"
         raise BudgetExhausted(
-            f"this release would bring the composed epsilon to {composed:.3g} at delta {delta:.3g}, above the "
-            f"budget of {budget_epsilon:g} ({len(past)} release{'' if len(past) == 1 else 's'} so far)",
+            f"this release would bring the composed epsilon to {composed:.3g} at delta {budget.delta:.3g} "
+            f"({budget.adjacency}), above the budget of {budget.epsilon:g}{whose} ({count})",
             "privacy.budget_epsilon",
-            "raise it, or keep the existing target",
+            "keep the existing target; the data's owner can raise it by `gradmm privacy RECIPE --set-budget`",
         )
 
 
@@ -278,18 +370,35 @@ def _line(event: dict[str, Any], previous: str) -> tuple[bytes, str]:
     return json.dumps(event | {"check": check}).encode(), check
 
 
-def _replay(entries: dict[str, Entry], event: dict[str, Any]) -> Entry:
-    """Apply one event to the entries.
+@dataclass
+class _State:
+    """All that a ledger's events say.
 
-    Raises:
-        ValueError: if the event cannot follow the earlier ones: one charge pays for one artifact.
+    Attributes:
+        entries: the releases by id, oldest first.
+        lines: the number of events.
+        check: the last line's check.
     """
-    entry = entries.get(event["id"])
-    if event["event"] == "intent" and entry is None:
-        entry = Entry(release=event["release"], id=event["id"], time=event["time"])
-    elif event["event"] == "released" and entry is not None and entry.sha256 is None:
-        entry = entry.model_copy(update={"sha256": event["sha256"]})
-    else:
-        raise ValueError(f"release {event['id']} was already finished, or never begun")
-    entries[entry.id] = entry
-    return entry
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    budget: Budget | None = None
+    lines: int = 0
+    check: str = ""
+
+    def replay(self, event: dict[str, Any], check: str) -> None:
+        """Apply one event.
+
+        Raises:
+            ValueError: if the event cannot follow the earlier ones: one charge pays for one artifact.
+        """
+        entry = self.entries.get(event.get("id", ""))
+        if event["event"] == "budget":
+            self.budget = Budget.model_validate(event["budget"])
+        elif event["event"] == "intent" and entry is None:
+            self.entries[event["id"]] = Entry(release=event["release"], id=event["id"], time=event["time"])
+        elif event["event"] == "released" and entry is not None and entry.sha256 is None:
+            self.entries[event["id"]] = entry.model_copy(update={"sha256": event["sha256"]})
+        else:
+            raise ValueError(f"release {event.get('id')} was already finished, or never begun")
+        self.lines += 1
+        self.check = check

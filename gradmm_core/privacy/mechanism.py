@@ -8,9 +8,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from dp_accounting import ZCDpEvent
-from dp_accounting.gaussian_mechanism import get_sigma_gaussian
-from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
@@ -20,17 +17,22 @@ from gradmm.errors import InputError
 #: The discrete sampler's grid has a step of 2^-GRID_BITS times the largest power of two up to the clipping norm.
 GRID_BITS = 20
 
+#: Bound on the rounding errors of a sum in float64, relative to the clipping norm. Batches are summed by a matrix
+#: product, whose error is at most 2^-53 C per record, for each term of a record's vector and row of its batch, and
+#: batches are added to one another without error. The bound holds for N x batch rows x response tokens up to 2^32.
+SUM_SLACK = 2.0**-20
+
 
 class GaussianMechanism(Settings):
     """Gaussian noise for a sum of vectors of L2 norm at most `clipping_norm`, one vector per record.
 
     Formal guarantee: with `calibration="analytic"`, one release of all classes' clipped sums, as one vector, is
     (epsilon, delta)-differentially private for one record under the named adjacency. For the floating-point
-    sampler the proof assumes exact real arithmetic, and the low-order bits of the noise can leak information
-    (Mironov, 2012). For the discrete sampler the guarantee holds for the arithmetic as executed: each record's
-    vector is rounded towards zero on a grid (`quantise`), sums on the grid are exact, and the noise is OpenDP's
-    exact discrete Gaussian, which is 1/(2 sigma^2)-zCDP for sensitivity 1 in any dimension (Canonne, Kamath and
-    Steinke, 2020).
+    sampler the proof assumes noise of exact real numbers, and the low-order bits of the noise can leak information
+    (Mironov, 2012); the rounding of the sums is part of the sensitivity (`SUM_SLACK`). For the discrete sampler
+    the guarantee holds for the arithmetic as executed: each record's vector is rounded towards zero on a grid
+    (`quantise`), sums on the grid are exact, and the noise is OpenDP's exact discrete Gaussian, which is
+    1/(2 sigma^2)-zCDP for sensitivity 1 in any dimension (Canonne, Kamath and Steinke, 2020).
 
     `calibration="paper"` is the classic sigma = sqrt(2 log(1.25 / delta)) / epsilon per unit of sensitivity (Dwork
     and Roth), which is proved only for epsilon <= 1. GRADMM's sensitivity C / N of a mean, which is not used here,
@@ -46,9 +48,14 @@ class GaussianMechanism(Settings):
     unsafe_noise_seed: int | None = None
 
     @property
+    def record_norm(self) -> float:
+        """The largest L2 change of the sum, as computed, by one record: C, and the rounding of sums in float64."""
+        return self.clipping_norm * (1.0 if self.discrete else 1 + SUM_SLACK)
+
+    @property
     def sensitivity(self) -> float:
-        """The largest L2 change of the sum between neighbouring data sets: C, or 2 C if a record is replaced."""
-        return self.clipping_norm * (2.0 if self.adjacency == "replace" else 1.0)
+        """The largest L2 change of the sum between neighbours: `record_norm`, or twice that if one is replaced."""
+        return self.record_norm * (2.0 if self.adjacency == "replace" else 1.0)
 
     @property
     def sigma(self) -> float:
@@ -57,6 +64,8 @@ class GaussianMechanism(Settings):
             return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
         if self.sampler == "discrete":
             return self.sensitivity * discrete_multiplier(self.epsilon, self.delta)
+        from dp_accounting.gaussian_mechanism import get_sigma_gaussian  # late: the import takes a second
+
         multiplier = get_sigma_gaussian(self.epsilon, self.delta) * (1 + 1e-10)  # above the solver's error
         while gaussian_delta(multiplier, self.epsilon) > self.delta:
             multiplier *= 1 + 1e-12
@@ -85,7 +94,7 @@ class GaussianMechanism(Settings):
         Raises:
             ValueError: if a rounded vector is longer than C.
         """
-        grid = np.trunc(vectors / self._step).reshape(len(vectors), -1).astype(np.int64)
+        grid = np.trunc(vectors / self._step).reshape(len(vectors), math.prod(vectors.shape[1:])).astype(np.int64)
         if len(grid) and np.square(grid).sum(axis=1).max() > (self.clipping_norm / self._step) ** 2:
             raise ValueError("a vector is longer than the clipping norm")
         return grid.reshape(vectors.shape) * self._step
@@ -124,11 +133,10 @@ def gaussian_mechanism(settings: PrivacySettings) -> GaussianMechanism | None:
 
 
 def resolved_delta(settings: PrivacySettings) -> float:
-    """Return the recipe's delta, or N ** -1.1 for the declared number of records N."""
-    if settings.delta is not None:
-        return settings.delta
-    assert settings.declared_records is not None  # the recipe's validation requires one of the two
-    return settings.declared_records**-1.1
+    """Return the recipe's delta, or its default for the declared number of records."""
+    delta = settings.resolved_delta
+    assert delta is not None  # the recipe's validation requires one of the two
+    return delta
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -147,12 +155,17 @@ ORDERS = tuple((1 + np.geomspace(1e-3, 1e6, 2000)).tolist())
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Convert rho-zero-concentrated DP to an epsilon at delta, by dp-accounting's Rényi accountant."""
+    from dp_accounting import ZCDpEvent  # late: the import takes a second
+    from dp_accounting.rdp import RdpAccountant
+
     return float(RdpAccountant(orders=ORDERS).compose(ZCDpEvent(rho=rho, xi=0.0)).get_epsilon(delta))
 
 
 @lru_cache
 def discrete_multiplier(epsilon: float, delta: float) -> float:
     """Compute the smallest sigma / sensitivity of the discrete Gaussian with `zcdp_epsilon` at most epsilon."""
+    from dp_accounting.gaussian_mechanism import get_sigma_gaussian  # late: the import takes a second
+
     analytic = get_sigma_gaussian(epsilon, delta)
 
     def excess(multiplier: float) -> float:

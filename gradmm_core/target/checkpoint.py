@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from safetensors.torch import load, save
@@ -20,8 +20,9 @@ from gradmm.storage.location import Location, read_bytes
 
 SECONDS_BETWEEN_WRITES = 30.0
 
-#: Names of a class's sums.
-PARTS = tuple(field.name for field in fields(RecordSums))
+#: A class's sums, and the tensors of each.
+PARTS = ("gradient", "class_sum", "second_moment")
+DIGITS = ("high", "low")
 
 #: The file starts with the SHA-256 of the rest, which is in the safetensors format.
 DIGEST_BYTES = 32
@@ -44,16 +45,15 @@ class UnfinishedSums:
         if hashlib.sha256(tensors).digest() != digest:
             return {}
         stored = load(tensors)
-        labels = dict.fromkeys(name.split()[0] for name in stored)
-        return {
-            int(label): RecordSums(
-                *(
-                    ClippedSum(stored[f"{label} {part}"], *stored[f"{label} {part} counts"].tolist())
-                    for part in PARTS
-                )
-            )
-            for label in labels
-        }
+        sums = {}
+        for label in dict.fromkeys(name.split()[0] for name in stored):
+            records, ignored, *clipped = stored[f"{label} counts"].tolist()
+            parts = {
+                part: ClippedSum(*(stored[f"{label} {part} {digits}"] for digits in DIGITS), clipped=count)
+                for part, count in zip(PARTS, clipped, strict=True)
+            }
+            sums[int(label)] = RecordSums(**parts, records=records, ignored=ignored)
+        return sums
 
     def write(self, sums: Mapping[int, RecordSums]) -> None:
         """Write the sums, unless the last write was less than `SECONDS_BETWEEN_WRITES` ago."""
@@ -61,10 +61,14 @@ class UnfinishedSums:
             return
         tensors = {}
         for label, of_class in sums.items():
-            for part in PARTS:
-                clipped_sum: ClippedSum = getattr(of_class, part)
-                tensors[f"{label} {part}"] = clipped_sum.total
-                tensors[f"{label} {part} counts"] = torch.tensor([clipped_sum.records, clipped_sum.clipped])
+            parts: dict[str, ClippedSum] = {part: getattr(of_class, part) for part in PARTS}
+            clipped = [part.clipped for part in parts.values()]
+            tensors[f"{label} counts"] = torch.tensor([of_class.records, of_class.ignored, *clipped])
+            tensors |= {
+                f"{label} {name} {digits}": getattr(part, digits)
+                for name, part in parts.items()
+                for digits in DIGITS
+            }
         content = save(tensors)
         publish(self.file, hashlib.sha256(content).digest() + content)
         self.written = time.monotonic()

@@ -5,7 +5,6 @@ The same noisy vector contains the sums that the linear probe is fitted to (see 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +18,14 @@ from gradmm.config.settings import TargetGradientSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.gradients.full_gradient import example_gradient
-from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import TokenIds, TokenisedTemplate, length_bucketed, make_batch, tokenise_split
+from gradmm.lm.template import TokenIds, TokenisedTemplate, tokenise_split
 from gradmm.privacy.clipped_sum import RecordSums
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target.checkpoint import UnfinishedSums
-from gradmm.target.features import text_means
 from gradmm.target.probe import Moments
+from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import FULL, TargetSpace
 
 
@@ -38,6 +36,7 @@ class TargetSums:
     Attributes:
         values: by label, rows x dimensions of the target's space; flat for the full gradient.
         records: the number of records, by label.
+        ignored: the number of those that count as zero, because their vectors are not finite.
         text_tokens: the mean number of tokens of a text, by label.
         clip_fraction: the share of records whose gradient was clipped.
         norms: the norm to which each part of a record's vector is clipped.
@@ -46,6 +45,7 @@ class TargetSums:
 
     values: dict[int, Tensor]
     records: dict[int, int]
+    ignored: int
     text_tokens: dict[int, float]
     clip_fraction: float
     norms: ReleaseNorms
@@ -109,41 +109,39 @@ def target_sums(
     norms of its parts, `ReleaseNorms`, add up to C^2). All sums together, as one vector, therefore change by at
     most C in norm if a record is added or removed, and by at most 2 C if a record is replaced.
 
+    In a private run no record can stop the sum: a vector that is not finite counts as zero, and so does a text
+    without tokens.
+
     Args:
         mechanism: releases the sums. For its discrete sampler, records are rounded to its grid.
         unfinished: the checkpoint to resume from and to write. Resuming gives bit-identical sums.
 
     Raises:
-        InputError: if a text has no tokens, or a class's gradients vanish or are not finite.
+        InputError: without a mechanism, if a text has no tokens, or a class's gradients vanish or are not finite;
+            with one, if no sensitivity can be stated, see `RecordBatches`.
     """
-    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    private = mechanism is not None
+    texts = tokenise_split(
+        language_model.tokenizer, data.texts, template.max_text_tokens, None if private else "train"
+    )
     rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
     norms = ReleaseNorms.of(clipping_norm, 0.0 if space.features is None else settings.probe_share)
     running = unfinished.read() if unfinished else {}
+    record_batches = RecordBatches(language_model, template, space, settings.batch_size, private)
     sums: dict[int, Tensor] = {}
     clipped = 0
     for label in template.labels:
         if settings.matching == "head":
             of_class = running.setdefault(label, RecordSums())
-            batches = _records(
-                language_model,
-                template,
-                texts,
-                rows[label],
-                label,
-                settings,
-                space,
-                skip=of_class.gradient.records,
-            )
-            for gradients, features in batches:
-                of_class.add(gradients, features, norms, mechanism)
+            for gradients, features, present in record_batches(texts, rows[label], label, of_class.records):
+                of_class.add(gradients, features, norms, mechanism, present)
                 if unfinished:
                     unfinished.write(running)
             sums[label], count = of_class.gradient.total, of_class.gradient.clipped
         else:
             sums[label], count = _sum_full(language_model, template, texts, rows[label], label, clipping_norm)
         clipped += count
-        if not sums[label].isfinite().all() or not sums[label].any():
+        if not private and (not sums[label].isfinite().all() or not sums[label].any()):
             raise InputError(
                 f"the gradients of label {label} vanish or are not finite",
                 "target_gradient",
@@ -152,39 +150,15 @@ def target_sums(
     return TargetSums(
         values=sums,
         records={label: len(rows[label]) for label in sums},
-        text_tokens={label: float(texts.lengths[rows[label]].mean()) for label in sums},
-        clip_fraction=clipped / len(data),
+        ignored=sum(of_class.ignored for of_class in running.values()),
+        text_tokens={label: float(texts.lengths[rows[label]].sum() / max(1, len(rows[label]))) for label in sums},
+        clip_fraction=clipped / max(1, len(data)),
         norms=norms,
         class_sums={label: running[label].class_sum.total[0] for label in sums} if space.features else None,
         second_moment=torch.stack([running[label].second_moment.total for label in sums]).sum(dim=0)
         if space.features
         else None,
     )
-
-
-@torch.no_grad()
-def _records(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    texts: TokenIds,
-    rows: Int[np.ndarray, " rows"],
-    label: int,
-    settings: TargetGradientSettings,
-    space: TargetSpace,
-    skip: int,
-) -> Iterator[tuple[HeadGradients, Float[Tensor, "records features"] | None]]:
-    """Yield gradients and probe features of the rows' texts, batch by batch, without the `skip` shortest."""
-    batches = length_bucketed(texts.lengths[rows], settings.batch_size, skip)
-    for part in tqdm(batches, desc=f"target gradient, label {label}", unit="batch", disable=None, leave=False):
-        batch = make_batch(
-            template, [texts[i] for i in rows[part].tolist()], [label] * len(part), language_model.device
-        )
-        features, hidden = None, None
-        if space.features is not None:
-            layers = language_model.layers(input_ids=batch.input_ids)
-            features = space.features.with_constant(text_means(layers, batch.text_mask))
-            hidden = layers[-1]
-        yield space.project(head_gradients(language_model, batch, hidden).double(), label), features
 
 
 def _sum_full(

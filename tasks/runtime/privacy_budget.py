@@ -7,12 +7,13 @@ from typing import Any
 from prefect import task
 
 from gradmm.config.settings import PrivacySettings
-from gradmm.errors import InputError
 from gradmm.privacy.guarantee import Guarantee, guarantee
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
-from gradmm.tasks.runtime.stage_task import RunContext
-from gradmm.tasks.target_gradient import STAGE, ledger_of, planned_release
+from gradmm.storage.redaction import redact_errors
+from gradmm.tasks.runtime.inputs import read_split
+from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
+from gradmm.tasks.target_gradient import ledger_of, planned_release, uncharged
 
 
 @task(name="privacy_budget", persist_result=False, result_serializer="json")
@@ -29,25 +30,28 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> None:
         BudgetExhausted: if one more release would exceed the budget.
     """
     ledger, release = ledger_of(context), planned_release(context, **public_inputs)
-    released_before = any(entry.release.settings_key == release.settings_key for entry in ledger.entries())
-    if not released_before or STAGE in context.force:
-        assert context.budget_epsilon is not None  # set in every private run
-        ledger.check(release, context.budget_epsilon, release.delta)
+    released_before = any(entry.release.settings_key == release.settings_key for entry in ledger.all_entries())
+    if not released_before or context.redraw:
+        assert context.budget is not None  # set in every private run
+        ledger.check(release, context.budget)
+
+
+@task(name="count_records", persist_result=False, result_serializer="json")
+def count_records(context: RunContext, train: SplitReference) -> None:
+    """Let releases from the records of `train` count in the run's ledger, whatever their data are called."""
+    data = redact_errors(lambda: read_split(context, train), "count_records", context.root.errors)
+    ledger_of(context).count_records(data.texts)
 
 
 def check_charged(context: RunContext, target: StageArtifact) -> None:
-    """Check that the ledger has charged the release of a private target.
+    """Check that a ledger that counts these data has charged the release of a private target.
 
     Raises:
         InputError: if no release was charged, because the ledger was removed or bypassed.
     """
     ledger = ledger_of(context)
-    if all(entry.sha256 != target.sha256 for entry in ledger.entries()):
-        raise InputError(
-            "no charged release matches the private target",
-            str(ledger.file),
-            "restore the ledger from a backup, or draw a new target by forcing target_gradient",
-        )
+    if all(entry.sha256 != target.sha256 for entry in ledger.all_entries()):
+        raise uncharged(ledger)
 
 
 def composed_guarantee(settings: PrivacySettings, plan: ReleasePlan, context: RunContext) -> Guarantee:
@@ -58,7 +62,7 @@ def composed_guarantee(settings: PrivacySettings, plan: ReleasePlan, context: Ru
     ledger = ledger_of(context)
     return single.model_copy(
         update={
-            "releases": len(ledger.entries()),
+            "releases": len(ledger.all_entries()),
             "composed_epsilon": ledger.spent(single.delta, settings.adjacency),
         }
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 RUN_STAGES = {
     "target_space": 3,
     "mechanism_audit": 2,
-    "target_gradient": 3,
+    "target_gradient": 4,
     "generation_shard": 9,
     "generation": 9,
     "label_filter": 5,

@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from gradmm.config.settings import DataSettings, Settings
 from gradmm.lm.model_reference import ModelReference
+from gradmm.privacy.ledger import Budget
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.storage.location import Location
 from gradmm.storage.redaction import redact_errors
@@ -51,8 +52,9 @@ class RunContext(BaseModel, frozen=True):
         seed: selects the rows held out for validation and those kept by `data.max_per_class`.
         threads: torch's threads in every process of the run. None: torch's default.
         force: stages to run again even if cached.
-        budget_epsilon: total epsilon of all releases from this data. None: no private run.
+        budget: of all releases from this data, unless their owner has set another. None: no private run.
         ledger: name of the ledger that counts these releases.
+        redraw: draw and charge a private target even if there is one from the same data and settings.
         key: cache key of the call that receives this context; see `for_stage`.
     """
 
@@ -64,8 +66,9 @@ class RunContext(BaseModel, frozen=True):
     device: str
     threads: int | None = None
     force: tuple[str, ...] = ()
-    budget_epsilon: float | None = None
+    budget: Budget | None = None
     ledger: str = ""
+    redraw: bool = False
     key: str = ""
 
     def for_stage(self, stage: str, inputs: Mapping[str, Any]) -> RunContext:

@@ -328,7 +328,7 @@ def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file:
     assert "spent: epsilon 0 of 4" in before.out
     assert "is within the budget" in before.out
     values = json.loads(gradmm("privacy", recipe_file, *private, "--json").out)
-    assert (values["releases"], values["spent_epsilon"], values["budget_epsilon"]) == ([], 0, 4)
+    assert (values["releases"], values["spent_epsilon"], values["budget"]["epsilon"]) == ([], 0, 4)
     assert (values["next_release"]["epsilon"], values["refusal"]) == (4, None)
     assert not root.exists()  # asking leaves no trace
 
@@ -339,15 +339,22 @@ def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file:
     values = json.loads(gradmm("privacy", recipe_file, *private, "--json").out)
     assert values["spent_epsilon"] == pytest.approx(4)
     assert values["refusal"].startswith("privacy.budget_epsilon: this release would bring")
-    (entry,) = map(json.loads, Path(values["ledger"]).read_text().splitlines()[:1])
+    budget, entry, _ = map(json.loads, Path(values["ledger"]).read_text().splitlines())
+    assert budget["budget"] == values["budget"] == {"epsilon": 4, "delta": 1e-5, "adjacency": "add-or-remove"}
     assert [release["id"] for release in values["releases"]] == [entry["id"]]
-    raised = gradmm("privacy", recipe_file, *private, "--set", "privacy.budget_epsilon=8").out
-    assert "spent: epsilon 4 of 8" in raised
-    assert "within the budget" in raised
+    ignored = gradmm("privacy", recipe_file, *private, "--set", "privacy.budget_epsilon=8").out
+    assert "spent: epsilon 4 of 4" in ignored
 
     other = gradmm("run", recipe_file, *private, "--set", "privacy.clipping_norm=2")
     assert other.status == 2
     assert "privacy.budget_epsilon: this release would bring the composed epsilon to" in other.err
+    for wrong in ("0", "-1", "nan", "inf"):
+        refused = gradmm("privacy", recipe_file, *private, f"--set-budget={wrong}")
+        assert (refused.status, refused.out) == (2, "")
+    raised = gradmm("privacy", recipe_file, *private, "--set-budget", "8").out
+    assert "spent: epsilon 4 of 8 at delta 1e-05" in raised
+    assert "within the budget" in raised
+    assert gradmm("run", recipe_file, *private, "--set", "privacy.clipping_norm=2").status == 0
 
 
 def test_a_damaged_ledger_stops_a_run_before_it_reads_data(recipe_file: Path, tmp_path: Path) -> None:

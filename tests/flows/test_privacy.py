@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from prefect import flow
 import gradmm.tasks.runtime.inputs
 import gradmm.tasks.target_gradient
 from gradmm.config.recipe import Recipe
-from gradmm.errors import InputError
+from gradmm.errors import BudgetExhausted, InputError
 from gradmm.filters.label_filter import filter_labels
 from gradmm.filters.rows import kept_texts
 from gradmm.filters.subset_selection import target_set
@@ -27,7 +28,7 @@ from gradmm.flows.pipeline import release_target, stage_runs, synthetic_texts
 from gradmm.generation.generation import generate
 from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.privacy.guarantee import Guarantee
-from gradmm.privacy.ledger import Entry, Ledger
+from gradmm.privacy.ledger import Budget, Entry, Ledger
 from gradmm.storage.artifacts import METADATA_KEY, Root
 from gradmm.target import checkpoint
 from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE
@@ -88,6 +89,13 @@ def run_first(recipe: Recipe, root: Path, force: Sequence[str] = (), texts: bool
     if texts:
         synthetic_texts(runs, recipe, target)
     return FirstStages(runs.records, composed_guarantee(recipe.privacy, runs.plan, runs.context))
+
+
+def allow(recipe: Recipe, root: Path, epsilon: float) -> None:
+    """Raise the budget, as the data's owner does by `gradmm privacy RECIPE --set-budget`."""
+    delta = recipe.privacy.delta
+    assert delta is not None
+    Ledger.of(root, recipe.ledger).set_budget(Budget(epsilon=epsilon, delta=delta, adjacency="add-or-remove"))
 
 
 def releases(recipe: Recipe, root: Path) -> list[Entry]:
@@ -154,7 +162,10 @@ def test_a_run_killed_before_publishing_has_spent_its_release(
     assert len(releases(recipe, tmp_path)) == 1
     with pytest.raises(InputError, match=r"budget of 4 \(1 release so far\)"):
         run_first(recipe, tmp_path)
-    record = run_first(private_recipe({"budget_epsilon": 9.0}), tmp_path)
+    with pytest.raises(InputError, match=r"budget of 4 \(1 release so far\)"):
+        run_first(private_recipe({"budget_epsilon": 9.0}), tmp_path)  # the ledger's budget holds, not the recipe's
+    allow(recipe, tmp_path, 9.0)
+    record = run_first(recipe, tmp_path)
     assert record.guarantee.releases == 2
     assert 4 < (record.guarantee.composed_epsilon or 0) < 8  # composition is better than addition
     assert "The 2 releases from these data" in record.guarantee.sentence
@@ -178,9 +189,10 @@ def test_a_target_whose_ledger_is_gone_is_not_used(private_recipe: Callable[...,
     recipe = private_recipe()
     run_first(recipe, tmp_path)
     shutil.rmtree(tmp_path / "ledger")
-    with pytest.raises(InputError, match="restore the ledger from a backup"):
-        run_first(recipe, tmp_path)
-    assert run_first(recipe, tmp_path, force=("target_gradient",)).guarantee.releases == 1
+    for force in ((), ("target_gradient",)):
+        with pytest.raises(InputError, match="restore the ledger from a backup"):
+            run_first(recipe, tmp_path, force=force)
+    assert not releases(recipe, tmp_path)
 
 
 def test_another_release_is_refused_before_any_private_data_are_read(
@@ -216,7 +228,7 @@ def test_an_upgrade_makes_changed_stages_again_and_draws_no_target_that_the_budg
     assert first.stage("target_gradient").path.exists()
 
 
-@pytest.mark.parametrize("loss", ["data changed", "target deleted", "target damaged", "forced"])
+@pytest.mark.parametrize("loss", ["data changed", "target deleted", "target damaged", "redrawn"])
 def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
     private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, loss: str
 ) -> None:
@@ -226,7 +238,6 @@ def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
     root = tmp_path / "root"
     run_first(recipe, root)
     (target,) = root.glob("stages/target_gradient/*.parquet")
-    options = {}
     if loss == "data changed":
         train = pd.read_parquet(data / "train.parquet")
         train.iloc[1:].to_parquet(data / "train.parquet")
@@ -235,15 +246,83 @@ def test_a_target_that_would_have_to_be_drawn_again_is_another_release(
     elif loss == "target damaged":
         target.write_bytes(target.read_bytes()[:-1] + b"?")
     else:
-        options["force"] = ("target_gradient",)
+        recipe = private_recipe({"redraw": True}, data={"path": str(data)})
     before = snapshot(root, "stages/target_gradient/*")
     with pytest.raises(InputError, match="would bring the composed epsilon to"):
-        run_first(recipe, root, **options)
+        run_first(recipe, root)
     assert snapshot(root, "stages/target_gradient/*") == before
     assert len(releases(recipe, root)) == 1
-    larger = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"budget_epsilon": 9.0})})
-    run_first(larger, root, **options)
+    allow(recipe, root, 9.0)
+    run_first(recipe, root)
     assert len(releases(recipe, root)) == 2
+
+
+def test_a_charged_target_cannot_be_forced(private_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = private_recipe({"budget_epsilon": 100.0})
+    run_first(recipe, tmp_path)
+    with pytest.raises(InputError, match=r"drawing it again would be another release; .* privacy\.redraw=true"):
+        run_first(recipe, tmp_path, force=("target_gradient",))
+    assert len(releases(recipe, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("way", ["moved", "copied", "hard links", "symbolic links", "half of it", "another name"])
+def test_data_under_another_name_share_their_budget(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, way: str
+) -> None:
+    """Releases count by the records, wherever they lie and whatever the ledger is called."""
+    data, other, root = tmp_path / "data", tmp_path / "other", tmp_path / "root"
+    shutil.copytree(tiny_data, data)
+    first = run_first(private_recipe(data={"path": str(data)}), root)
+    changes = {"clipping_norm": 0.5}  # another target: else the first one is used again
+    if way == "moved":
+        data.rename(other)
+    elif way == "hard links":
+        shutil.copytree(data, other, copy_function=os.link)
+    elif way == "symbolic links":
+        other.symlink_to(data)
+    else:
+        shutil.copytree(data, other)
+    if way == "half of it":
+        train = pd.read_parquet(other / "train.parquet")
+        pd.concat([train.iloc[::2], train.iloc[:8].assign(text=lambda rows: rows["text"] + " new")]).to_parquet(
+            other / "train.parquet"
+        )
+    if way == "another name":
+        changes["ledger"] = "something else"
+    with pytest.raises(BudgetExhausted, match=r"above the budget of 4.* \(1 release so far\)"):
+        run_first(private_recipe(changes, data={"path": str(other)}), root)
+    assert len(list(root.glob("stages/target_gradient/*"))) == 1
+    if way not in ("half of it", "another name"):
+        again = run_first(private_recipe(data={"path": str(other)}), root)
+        assert again.stage("target_gradient").sha256 == first.stage("target_gradient").sha256
+        assert again.guarantee.releases == 1
+    allowed = private_recipe(changes | {"budget_epsilon": 100.0}, data={"path": str(other)})
+    for recipe in (private_recipe(data={"path": str(data)}), allowed):
+        allow(recipe, root, 100.0)
+    last = run_first(allowed, root)
+    assert last.guarantee.releases == 2
+    assert last.guarantee.composed_epsilon == pytest.approx(6.0, abs=0.5)
+
+
+def test_other_data_have_a_budget_of_their_own(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_data, other)
+    train = pd.read_parquet(other / "train.parquet")
+    train.assign(text=train["text"] + " elsewhere").to_parquet(other / "train.parquet")
+    run_first(private_recipe(), tmp_path / "root")
+    assert run_first(private_recipe(data={"path": str(other)}), tmp_path / "root").guarantee.releases == 1
+
+
+def test_runs_are_judged_by_the_ledgers_delta_and_adjacency(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """At a delta of its own, a second release would pass: 0.5 at delta 0.004 leaves room in a budget of 4."""
+    run_first(private_recipe({"delta": 1e-6, "adjacency": "replace"}), tmp_path)
+    lax = {"epsilon": 0.5, "delta": 0.004, "budget_epsilon": 4.0, "clipping_norm": 2.0}
+    with pytest.raises(BudgetExhausted, match=r"at delta 1e-06 \(replace\), above the budget of 4"):
+        run_first(private_recipe(lax), tmp_path)
 
 
 def test_how_a_centred_target_is_matched_changes_the_texts_and_costs_no_release(
@@ -331,7 +410,8 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     assert ["target" in json.loads(file.metadata[METADATA_KEY])["upstream"] for file in files] == [True, False]
     assert [isinstance(judge, Probe) for judge in judges] == [True, False]
     # Without one, the gradient has all of the budget: another release.
-    recipe = private_recipe({"budget_epsilon": 9.0}, target_gradient=SPACE | {"probe_share": 0.0})
+    recipe = private_recipe(target_gradient=SPACE | {"probe_share": 0.0})
+    allow(recipe, tmp_path, 9.0)
     without = run_first(recipe, tmp_path, texts=True)
     assert "probe_trust" not in without.stage("target_gradient").figures
     assert without.stage("generation").read()["probe_loss"].isna().all()
@@ -422,7 +502,7 @@ def test_private_records_reach_the_stages_that_are_named_here_and_no_others(
     monkeypatch.setattr(gradmm.tasks.runtime.inputs, "_splits", lambda *arguments: watched(*arguments))
     monkeypatch.setattr(gradmm.tasks.runtime.inputs._splits, "cache_clear", lambda: None, raising=False)
     run(private_recipe(), tmp_path)
-    assert list(dict.fromkeys(readers)) == ["dataset_fingerprint", *READ_PRIVATE_DATA]
+    assert list(dict.fromkeys(readers)) == ["dataset_fingerprint", "count_records", *READ_PRIVATE_DATA]
 
 
 def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(

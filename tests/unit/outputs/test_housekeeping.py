@@ -19,7 +19,7 @@ from gradmm.outputs.housekeeping import removable, remove
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import METADATA_KEY, file_digest
 from tests.conftest import examples
-from tests.unit.privacy.test_ledger import release
+from tests.unit.privacy.test_ledger import budget, release
 
 STAGES = ("target_space", "target_gradient", "generation_shard", "generation", "label_filter")
 
@@ -84,7 +84,7 @@ def write_run(root: Path, name: str, files: list[Path]) -> None:
 
 def charge(root: Path, key: str, digest: str | None) -> None:
     """Add a release to the data's ledger, finished if it has a digest."""
-    with Ledger.of(root, "data").charge(release(stage_key=key), budget_epsilon=1e9, delta=1e-5) as finish:
+    with Ledger.of(root, "data").charge(release(stage_key=key), budget(1e9)) as finish:
         if digest:
             finish(digest)
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from gradmm.errors import InputError
 from gradmm.privacy import ledger as ledger_module
 from gradmm.privacy import ledger_store
-from gradmm.privacy.ledger import Adjacency, Ledger, Release, composed_epsilon
+from gradmm.privacy.ledger import Adjacency, Budget, Ledger, Release, composed_epsilon
 from gradmm.privacy.mechanism import GaussianMechanism
 from tests.conftest import examples
 
@@ -44,11 +44,16 @@ def calibrated(epsilon: float, noise: str = "gaussian", **changes: object) -> Re
     """Make a release whose noise is calibrated to its claim."""
     values = {"epsilon": epsilon, "delta": DELTA, "clipping_norm": 1.0, "adjacency": "add-or-remove"} | changes
     how = {"calibration": "analytic", "sampler": "discrete" if noise == "discrete-gaussian" else "floating-point"}
-    return release(noise=noise, sigma=GaussianMechanism.model_validate(values | how).sigma, **values)
+    mechanism = GaussianMechanism.model_validate(values | how)
+    return release(noise=noise, sigma=mechanism.sigma, **values | {"clipping_norm": mechanism.record_norm})
+
+
+def budget(epsilon: float, delta: float = DELTA, adjacency: str = "add-or-remove") -> Budget:
+    return Budget.model_validate({"epsilon": epsilon, "delta": delta, "adjacency": adjacency})
 
 
 def released(ledger: Ledger, digest: str = DIGEST, **changes: object) -> None:
-    with ledger.charge(release(**changes), 100.0, DELTA) as finish:
+    with ledger.charge(release(**changes), budget(100.0)) as finish:
         finish(digest)
 
 
@@ -88,24 +93,26 @@ def test_one_release_fits_a_budget_of_its_own_epsilon_and_no_less(
     epsilon, delta = 10**log_epsilon, 10**log_delta
     one = calibrated(epsilon, delta=delta, adjacency=adjacency, clipping_norm=10**log_norm)
     empty = Ledger(tmp_path_factory.getbasetemp() / "ledger" / "empty.jsonl")
-    empty.check(one, epsilon, delta)
+    empty.check(one, budget(epsilon, delta, adjacency))
     with pytest.raises(InputError, match="0 releases so far"):
-        empty.check(one, epsilon * (1 - 1e-6), delta)
+        empty.check(one, budget(epsilon * (1 - 1e-6), delta, adjacency))
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_one_discrete_release_fits_a_budget_of_its_own_epsilon(ledger: Ledger, epsilon: float) -> None:
     one = calibrated(epsilon, "discrete-gaussian")
-    ledger.check(one, epsilon, DELTA)
+    ledger.check(one, budget(epsilon))
     with pytest.raises(InputError, match="0 releases so far"):
-        ledger.check(one, epsilon * (1 - 1e-6), DELTA)
+        ledger.check(one, budget(epsilon * (1 - 1e-6)))
 
 
 def test_composition_uses_the_requested_adjacency_not_the_recorded_one() -> None:
     replace = calibrated(1.0, adjacency="replace")
     assert composed_epsilon([replace], DELTA, "replace") == pytest.approx(1.0)
     assert composed_epsilon([replace], DELTA, "add-or-remove") == pytest.approx(
-        composed_epsilon([release(sigma=2 * calibrated(1.0).sigma)], DELTA, "add-or-remove")
+        composed_epsilon(
+            [calibrated(1.0).model_copy(update={"sigma": 2 * calibrated(1.0).sigma})], DELTA, "add-or-remove"
+        )
     )
 
 
@@ -132,7 +139,7 @@ def test_a_release_of_unknown_cost_is_invalid(field: str, value: float) -> None:
 def test_a_release_reads_back(ledger: Ledger) -> None:
     assert ledger.entries() == []
     assert ledger.spent(DELTA, "replace") == 0.0
-    with ledger.charge(release(), 1.0, DELTA) as finish:
+    with ledger.charge(release(), budget(1.0)) as finish:
         begun = ledger.entries()[0]
         assert begun.sha256 is None
         finished = finish(DIGEST)
@@ -145,31 +152,33 @@ def test_a_release_reads_back(ledger: Ledger) -> None:
 
 def test_a_release_past_the_budget_is_refused_and_changes_nothing(ledger: Ledger) -> None:
     one = calibrated(0.05)
-    with ledger.charge(one, 0.05, DELTA) as finish:
+    with ledger.charge(one, budget(0.05)) as finish:
         finish(DIGEST)
     before = ledger.file.read_bytes()
     told = (
-        r"^privacy\.budget_epsilon: this release would bring the composed epsilon to 0\.0\d+ at delta 1e-05, "
-        r"above the budget of 0\.05 \(1 release so far\); raise it, or keep the existing target$"
+        r"^privacy\.budget_epsilon: this release would bring the composed epsilon to 0\.0\d+ at delta 1e-05 "
+        r"\(add-or-remove\), above the budget of 0\.05 \(1 release so far\); keep the existing target; the data's "
+        r"owner can raise it by `gradmm privacy RECIPE --set-budget`$"
     )
-    with pytest.raises(InputError, match=told), ledger.charge(one, 0.05, DELTA):
+    with pytest.raises(InputError, match=told), ledger.charge(one, budget(0.05)):
         pytest.fail("charged")
     with pytest.raises(InputError, match=told):
-        ledger.check(one, 0.05, DELTA)
-    with pytest.raises(InputError):
-        ledger.check(one, float("nan"), DELTA)
+        ledger.check(one, budget(0.05))
+    for epsilon in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="epsilon"):
+            budget(epsilon)
     assert ledger.file.read_bytes() == before
-    ledger.check(one, 1.001 * composed_epsilon([one, one], DELTA, "add-or-remove"), DELTA)
+    ledger.check(one, budget(1.001 * composed_epsilon([one, one], DELTA, "add-or-remove")))
 
 
 def test_an_unfinished_release_is_charged(ledger: Ledger) -> None:
-    with pytest.raises(KeyboardInterrupt), ledger.charge(release(), 1.0, DELTA):
+    with pytest.raises(KeyboardInterrupt), ledger.charge(release(), budget(1.0)):
         raise KeyboardInterrupt
     assert [entry.sha256 for entry in ledger.entries()] == [None]
     alone, both = (composed_epsilon([release()] * n, DELTA, "add-or-remove") for n in (1, 2))
     assert ledger.spent(DELTA, "add-or-remove") == alone
     with pytest.raises(InputError, match="1 release so far"):
-        ledger.check(release(), (alone + both) / 2, DELTA)
+        ledger.check(release(), budget((alone + both) / 2))
     assert ledger.find("k1") is None
 
 
@@ -182,19 +191,19 @@ def test_no_noise_is_drawn_before_the_intent_is_on_disk(ledger: Ledger, monkeypa
         on_disk.append(os.fstat(descriptor).st_ino)
 
     monkeypatch.setattr(os, "fsync", record)
-    with ledger.charge(release(), 1.0, DELTA):
+    with ledger.charge(release(), budget(1.0)):
         assert on_disk == [place.stat().st_ino for place in (ledger.file, *ledger.file.parents[:2])]
 
     def full_disk(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(InputError, match="No space left"), ledger.charge(release(), 1.0, DELTA):
+    with pytest.raises(InputError, match="No space left"), ledger.charge(release(), budget(1.0)):
         pytest.fail("charged")
 
 
 def test_one_charge_pays_for_one_artifact(ledger: Ledger) -> None:
-    with ledger.charge(release(), 1.0, DELTA) as finish:
+    with ledger.charge(release(), budget(1.0)) as finish:
         finish(DIGEST)
         with pytest.raises(ValueError, match="was already finished"):
             finish("cd" * 32)
@@ -205,7 +214,7 @@ def test_the_newest_finished_release_of_a_key_is_found(ledger: Ledger) -> None:
     released(ledger, "1" * 64)
     released(ledger, "2" * 64)
     released(ledger, "3" * 64, stage_key="k2")
-    with ledger.charge(release(), 100.0, DELTA):
+    with ledger.charge(release(), budget(100.0)):
         pass
     found = ledger.find("k1")
     assert found is not None
@@ -216,7 +225,7 @@ def test_the_newest_finished_release_of_a_key_is_found(ledger: Ledger) -> None:
 def test_an_artifact_published_before_a_crash_is_adopted_once(ledger: Ledger) -> None:
     assert ledger.adopt("k1", DIGEST) is None
     released(ledger, "1" * 64)
-    with ledger.charge(release(), 100.0, DELTA):
+    with ledger.charge(release(), budget(100.0)):
         pass
     known = ledger.adopt("k1", "1" * 64)  # the older artifact: the crash came before the newer one was published
     assert known == ledger.entries()[0]
@@ -255,7 +264,7 @@ def test_the_ledger_is_accessible_to_its_owner_only(ledger: Ledger) -> None:
 def test_a_truncated_last_line_is_dropped_wherever_it_ends(ledger: Ledger) -> None:
     released(ledger)
     kept, sound = ledger.entries(), ledger.file.read_bytes()
-    with ledger.charge(release(), 1.0, DELTA):
+    with ledger.charge(release(), budget(1.0)):
         pass
     torn = ledger.file.read_bytes()
     for end in range(len(sound), len(torn) + 1):
@@ -283,7 +292,7 @@ def assert_damaged(ledger: Ledger, content: bytes) -> None:
 
 def test_a_flipped_bit_anywhere_is_found(ledger: Ledger) -> None:
     released(ledger)
-    with ledger.charge(release(), 1.0, DELTA):
+    with ledger.charge(release(), budget(1.0)):
         pass
     content = ledger.file.read_bytes()
     for place, byte in enumerate(content):
@@ -291,7 +300,7 @@ def test_a_flipped_bit_anywhere_is_found(ledger: Ledger) -> None:
             flipped = bytearray(content)
             flipped[place] ^= 1 << bit
             assert_damaged(ledger, bytes(flipped))
-    with pytest.raises(InputError), ledger.charge(release(), 1.0, DELTA):
+    with pytest.raises(InputError), ledger.charge(release(), budget(1.0)):
         pytest.fail("charged")
 
 
@@ -332,7 +341,7 @@ def test_the_lock_is_held_from_the_check_to_the_end_of_a_charge(
             return 0.5
 
         monkeypatch.setattr(ledger_module, "composed_epsilon", refused_elsewhere)
-        with ledger.charge(release(), 1.0, DELTA) as finish:
+        with ledger.charge(release(), budget(1.0)) as finish:
             refused_elsewhere()
             finish(DIGEST)
             refused_elsewhere()
@@ -352,17 +361,18 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 RELEASER = """
 import hashlib, os, sys, time
 from pathlib import Path
-import gradmm.privacy.mechanism  # as the first charge would
+import dp_accounting.gaussian_mechanism  # as the first charge would
 from gradmm.errors import InputError
-from gradmm.privacy.ledger import Ledger, Release
+from gradmm.privacy.ledger import Budget, Ledger, Release
 
 ledger, folder = Ledger(Path(sys.argv[1])), Path(sys.argv[2])
-release, budget, rounds = Release.model_validate_json(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+release, epsilon, rounds = Release.model_validate_json(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+budget = Budget(epsilon=epsilon, delta=release.delta, adjacency=release.adjacency)
 
 def work():
     for _ in range(rounds):
         try:
-            with ledger.charge(release, budget, release.delta) as finish:
+            with ledger.charge(release, budget) as finish:
                 noise = os.urandom(64)
                 digest = hashlib.sha256(noise).hexdigest()
                 (folder / digest).write_bytes(noise)
@@ -385,9 +395,9 @@ for _ in sys.stdin:
 class Releaser:
     """A process that charges, draws and publishes one release after another for every call of `go`."""
 
-    def __init__(self, ledger: Ledger, folder: Path, budget: float, rounds: int) -> None:
+    def __init__(self, ledger: Ledger, folder: Path, epsilon: float, rounds: int) -> None:
         folder.mkdir()
-        arguments = [str(ledger.file), str(folder), release().model_dump_json(), str(budget), str(rounds)]
+        arguments = [str(ledger.file), str(folder), release().model_dump_json(), str(epsilon), str(rounds)]
         command = [sys.executable, "-c", RELEASER, *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -410,9 +420,9 @@ class Releaser:
 
 def test_two_processes_that_race_for_a_budget_share_it_exactly(ledger: Ledger, tmp_path: Path) -> None:
     fits = 47
-    budget = composed_epsilon([release()] * fits, DELTA, "add-or-remove") * 1.001
-    assert budget < composed_epsilon([release()] * (fits + 1), DELTA, "add-or-remove")
-    one, other = (Releaser(ledger, tmp_path / name, budget, rounds=50) for name in ("one", "other"))
+    epsilon = composed_epsilon([release()] * fits, DELTA, "add-or-remove") * 1.001
+    assert epsilon < composed_epsilon([release()] * (fits + 1), DELTA, "add-or-remove")
+    one, other = (Releaser(ledger, tmp_path / name, epsilon, rounds=50) for name in ("one", "other"))
     with one, other:
         one.go()
         other.go()
@@ -425,7 +435,7 @@ def test_two_processes_that_race_for_a_budget_share_it_exactly(ledger: Ledger, t
 def test_what_is_published_before_a_kill_is_never_left_uncounted(ledger: Ledger, tmp_path: Path) -> None:
     moments = random.Random(1)
     entries, published = [], set()
-    with Releaser(ledger, tmp_path / "artifacts", budget=1e6, rounds=10**9) as releaser:
+    with Releaser(ledger, tmp_path / "artifacts", epsilon=1e6, rounds=10**9) as releaser:
         for _ in range(20):
             worker = releaser.go()
             time.sleep(moments.uniform(0.0, 0.15))

@@ -14,11 +14,11 @@ from upath import UPath
 
 from gradmm.errors import BudgetExhausted, InputError
 from gradmm.privacy import ledger_store
-from gradmm.privacy.ledger import Ledger, composed_epsilon
+from gradmm.privacy.ledger import Budget, Ledger, composed_epsilon
 from gradmm.storage.location import location
 from tests.conftest import examples
 from tests.object_store import new_bucket, object_store, objects
-from tests.unit.privacy.test_ledger import DELTA, DIGEST, release, released
+from tests.unit.privacy.test_ledger import DELTA, DIGEST, budget, release, released
 
 
 def ledger_in(root: UPath) -> Ledger:
@@ -31,10 +31,10 @@ def new_store() -> UPath:
     return root
 
 
-def budget_for(releases: int) -> float:
-    budget = composed_epsilon([release()] * releases, DELTA, "add-or-remove") * 1.001
-    assert budget < composed_epsilon([release()] * (releases + 1), DELTA, "add-or-remove")
-    return budget
+def budget_for(releases: int) -> Budget:
+    epsilon = composed_epsilon([release()] * releases, DELTA, "add-or-remove") * 1.001
+    assert epsilon < composed_epsilon([release()] * (releases + 1), DELTA, "add-or-remove")
+    return budget(epsilon)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
 def test_an_event_is_an_object_with_the_line_of_a_file(ledger: Ledger, root: UPath) -> None:
     assert ledger.entries() == []
     assert objects(root) == {}, "reading creates no objects"
-    with ledger.charge(release(), 1.0, DELTA) as finish:
+    with ledger.charge(release(), budget(1.0)) as finish:
         (begun,) = ledger.entries()
         finished = finish(DIGEST)
     assert finished == begun.model_copy(update={"sha256": DIGEST})
@@ -89,7 +89,7 @@ def test_a_file_and_objects_hold_the_same_lines(ledger: Ledger, root: UPath, tmp
 def test_a_release_past_the_budget_is_refused_and_writes_nothing(ledger: Ledger, root: UPath) -> None:
     released(ledger)
     before = objects(root)
-    with pytest.raises(BudgetExhausted, match="1 release so far"), ledger.charge(release(), budget_for(1), DELTA):
+    with pytest.raises(BudgetExhausted, match="1 release so far"), ledger.charge(release(), budget_for(1)):
         pytest.fail("charged")
     assert objects(root) == before
 
@@ -98,7 +98,7 @@ def test_a_release_is_refused_if_another_run_spends_the_budget_meanwhile(
     ledger: Ledger, root: UPath, meanwhile: Callable[[Callable[[], object]], None]
 ) -> None:
     meanwhile(lambda: released(ledger_in(root)))
-    with pytest.raises(BudgetExhausted, match="1 release so far"), ledger.charge(release(), budget_for(1), DELTA):
+    with pytest.raises(BudgetExhausted, match="1 release so far"), ledger.charge(release(), budget_for(1)):
         pytest.fail("charged")
     assert len(ledger.entries()) == 1
 
@@ -114,11 +114,11 @@ def test_the_second_of_two_concurrent_charges_is_written_after_the_first(
 def test_an_artifact_found_by_another_run_is_finished_once(
     ledger: Ledger, root: UPath, meanwhile: Callable[[Callable[[], object]], None]
 ) -> None:
-    with ledger.charge(release(), 1.0, DELTA) as finish:
+    with ledger.charge(release(), budget(1.0)) as finish:
         meanwhile(lambda: ledger_in(root).adopt("k1", DIGEST))
         assert finish(DIGEST).sha256 == DIGEST
     assert len(objects(root)) == 2
-    with ledger.charge(release(), 100.0, DELTA):
+    with ledger.charge(release(), budget(100.0)):
         meanwhile(lambda: ledger_in(root).adopt("k1", "1" * 64))
         adopted = ledger.adopt("k1", "1" * 64)
     assert adopted == ledger.entries()[1]
@@ -126,7 +126,7 @@ def test_an_artifact_found_by_another_run_is_finished_once(
 
 
 def test_one_charge_pays_for_one_artifact(ledger: Ledger) -> None:
-    with ledger.charge(release(), 1.0, DELTA) as finish:
+    with ledger.charge(release(), budget(1.0)) as finish:
         finish(DIGEST)
         assert finish(DIGEST).sha256 == DIGEST
         with pytest.raises(ValueError, match="was already finished"):
@@ -141,7 +141,7 @@ def test_appending_gives_up_if_other_runs_never_stop(ledger: Ledger, monkeypatch
 
     monkeypatch.setattr(ledger_store, "LOCK_SECONDS", 0.05)
     monkeypatch.setattr(ledger_store, "create", taken)
-    with pytest.raises(InputError, match="another run has been releasing"), ledger.charge(release(), 1.0, DELTA):
+    with pytest.raises(InputError, match="another run has been releasing"), ledger.charge(release(), budget(1.0)):
         pytest.fail("charged")
 
 
@@ -194,7 +194,7 @@ def test_whoever_comes_between_no_release_is_lost_or_passes_the_budget(overtaken
         if overtaken[position]:
             ledger_store.create = after_others
         try:
-            with ledger_in(root).charge(release(), budget_for(room), DELTA) as finish:
+            with ledger_in(root).charge(release(), budget_for(room)) as finish:
                 charged.append(finish(f"{position:064}"))
         except BudgetExhausted:
             ledger_store.create = create
@@ -217,7 +217,7 @@ def test_threads_that_race_for_a_budget_share_it_exactly() -> None:
             for number in range(each):
                 digest = sha256(f"{name} {number}".encode()).hexdigest()
                 try:
-                    with ledger_in(root).charge(release(), budget_for(fits), DELTA) as finish:
+                    with ledger_in(root).charge(release(), budget_for(fits)) as finish:
                         published.append(digest)
                         finish(digest)
                 except BudgetExhausted:

@@ -113,7 +113,7 @@ def test_halved_sensitivity_is_caught_by_the_noise_that_is_drawn(monkeypatch: py
 def test_a_reused_seed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def releases_differ() -> bool:
         values = {0: torch.zeros(4, 4), 1: torch.zeros(4, 4)}
-        sums = TargetSums(values, {0: 1, 1: 1}, {0: 1.0, 1: 1.0}, 0.0, ReleaseNorms.of(C, 0.0))
+        sums = TargetSums(values, {0: 1, 1: 1}, 0, {0: 1.0, 1: 1.0}, 0.0, ReleaseNorms.of(C, 0.0))
         (first, _), (second, _) = sums.release(mechanism()), sums.release(mechanism())
         return not any(torch.equal(first[label], second[other]) for label in (0, 1) for other in (0, 1))
 

@@ -20,6 +20,7 @@ from gradmm.storage.location import location
 from gradmm.target import checkpoint, target_gradient
 from gradmm.target.checkpoint import UnfinishedSums
 from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.record_batches import RecordBatches, RecordVectors
 from gradmm.target.tables import matrix_of, to_table
 from gradmm.target.target_gradient import TargetSums, target_sums
 from gradmm.target.target_space import FULL, TargetSpace, label_rows
@@ -199,15 +200,17 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the sizes of the batches that pass through the model. A first entry of -n kills batch n once."""
     batches: list[int] = []
 
-    def of_batch(language_model: LanguageModel, batch: object, hidden: object) -> object:
+    real = RecordBatches._vectors
+
+    def of_batch(self: RecordBatches, texts: list[list[int]], length: int, label: int, rows: int) -> RecordVectors:
         if batches and batches[0] < 0 and len(batches) == -batches[0]:
             batches.clear()
             raise Killed
-        gradients = head_gradients(language_model, batch, hidden)  # pyright: ignore[reportArgumentType]
-        batches.append(len(gradients.residual))
-        return gradients
+        vectors = real(self, texts, length, label, rows)
+        batches.append(len(texts))
+        return vectors
 
-    monkeypatch.setattr(target_gradient, "head_gradients", of_batch)
+    monkeypatch.setattr(RecordBatches, "_vectors", of_batch)
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
     return batches
 
@@ -265,11 +268,14 @@ def test_a_checkpoint_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
     unfinished = UnfinishedSums(location("memory://bucket/unfinished/sums"))
     assert unfinished.read() == {}
-    unfinished.write({1: RecordSums(ClippedSum(torch.eye(2, dtype=torch.float64), 7, 3))})
+    low = torch.full((2, 2), 1e-20, dtype=torch.float64)
+    gradient = ClippedSum(torch.eye(2, dtype=torch.float64), low, clipped=3)
+    unfinished.write({1: RecordSums(gradient, records=7, ignored=2)})
     (of_class,) = unfinished.read().values()
-    assert (of_class.gradient.records, of_class.gradient.clipped) == (7, 3)
-    assert torch.equal(of_class.gradient.total, torch.eye(2, dtype=torch.float64))
-    assert of_class.class_sum.records == of_class.second_moment.records == 0
+    assert (of_class.records, of_class.ignored, of_class.gradient.clipped) == (7, 2, 3)
+    assert torch.equal(of_class.gradient.high, torch.eye(2, dtype=torch.float64))
+    assert torch.equal(of_class.gradient.low, low)
+    assert of_class.class_sum.clipped == of_class.second_moment.clipped == 0
     unfinished.delete()
     assert unfinished.read() == {}
 
