@@ -150,6 +150,13 @@ class HeadGradients:
         return HeadGradients(self.residual.double(), self.hidden.double(), centre)
 
 
+def products_one_by_one(
+    batch: Float[Tensor, "batch rows width"], matrix: Float[Tensor, "width columns"]
+) -> Float[Tensor, "batch rows columns"]:
+    """Multiply each example by a matrix, alone: in one larger product, its bits would depend on its row."""
+    return torch.bmm(batch, matrix.expand(len(batch), -1, -1))
+
+
 def head_gradients(
     language_model: LanguageModel, batch: Batch, hidden: Float[Tensor, "batch tokens hidden"] | None = None
 ) -> HeadGradients:

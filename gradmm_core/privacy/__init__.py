@@ -6,5 +6,6 @@ mechanism: the Gaussian mechanism, its calibration and its samplers.
 release_plan: the mechanism and the settings of one release, derived from a recipe.
 guarantee: the guarantee as reports state it.
 ledger: all releases from one data set, and their budget.
+row_digests: the records that a ledger counts, whatever their data are called.
 ledger_store: the ledger's lines in a file or an object store.
 """

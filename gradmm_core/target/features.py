@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradmm.errors import InputError
+from gradmm.gradients.head_gradient import products_one_by_one
 from gradmm.privacy.sensitivity import CONSTANT
 
 #: Whitening adds this share of the mean variance to each direction's variance, so that it does not amplify
@@ -68,7 +69,8 @@ class TextFeatures:
 
     def __call__(self, means: Float[Tensor, "batch width"]) -> Float[Tensor, "batch dimensions"]:
         """Map the texts' `text_means` to features of norm at most 1, in the same dtype. Differentiable."""
-        mapped = (means - self.mean.to(means)) @ self.map.to(means).mT
+        centred = (means - self.mean.to(means))[:, None]
+        mapped = products_one_by_one(centred, self.map.to(means).mT)[:, 0]
         return mapped / mapped.norm(dim=1, keepdim=True).clamp_min(1.0)
 
     def with_constant(self, means: Float[Tensor, "batch width"]) -> Float[Tensor, "batch dimensions_and_one"]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.errors import InputError
-from gradmm.gradients.head_gradient import HeadGradients, head_gradients
+from gradmm.gradients.head_gradient import HeadGradients, head_gradients, products_one_by_one
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache
 from gradmm.lm.sampling import write_texts
@@ -59,7 +59,7 @@ class TargetSpace:
         if self.rows is not None:
             residual = residual[..., self.rows]
         if self.basis is not None:
-            hidden = hidden @ self.basis.to(hidden)
+            hidden = products_one_by_one(hidden, self.basis.to(hidden))
         centre = self.centres.get(label)
         return HeadGradients(residual, hidden, None if centre is None else centre.to(hidden))
 

@@ -140,7 +140,7 @@ def test_a_target_that_was_damaged_is_drawn_again_and_counted(
 def test_an_older_target_of_the_same_data_and_settings_is_taken_as_it_was_paid_for(root: Watched) -> None:
     (target,) = root.path.glob("stages/target_gradient/*")
     older = target.read_bytes()
-    assert root.run(None, "--force", "target_gradient").events.count("draw") == 1
+    assert root.run(None, "--set", "privacy.redraw=true").events.count("draw") == 1
     assert target.read_bytes() != older
     target.write_bytes(older)
     ended = root.run()

@@ -28,7 +28,7 @@ from gradmm.lm.template import tokenise_template, tokenise_texts
 from gradmm.outputs.record import RunRecord
 from gradmm.storage.artifacts import METADATA_KEY
 from gradmm.storage.location import Location
-from gradmm.target import checkpoint, target_gradient
+from gradmm.target import checkpoint, record_batches
 from gradmm.tasks.runtime.registry import RUN_STAGES
 from tests.flows.conftest import STAGES_OF_THE_PAPER
 
@@ -105,7 +105,7 @@ def test_a_target_that_was_killed_goes_on_to_the_same_bytes_and_leaves_nothing_b
 
     recipe = tiny_recipe(target_gradient={"batch_size": 8})
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
-    monkeypatch.setattr(target_gradient, "head_gradients", killed_at_the_third_batch)
+    monkeypatch.setattr(record_batches, "head_gradients", killed_at_the_third_batch)
     with pytest.raises(KeyboardInterrupt):
         run(recipe, tmp_path)
     (left,) = (tmp_path / "unfinished").iterdir()

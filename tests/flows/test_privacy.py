@@ -273,7 +273,7 @@ def test_data_under_another_name_share_their_budget(
     data, other, root = tmp_path / "data", tmp_path / "other", tmp_path / "root"
     shutil.copytree(tiny_data, data)
     first = run_first(private_recipe(data={"path": str(data)}), root)
-    changes = {"clipping_norm": 0.5}  # another target: else the first one is used again
+    changes: dict[str, object] = {"clipping_norm": 0.5}  # another target: else the first one is used again
     if way == "moved":
         data.rename(other)
     elif way == "hard links":

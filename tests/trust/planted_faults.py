@@ -76,14 +76,18 @@ def runs(recipe: str, root: str, bad_data: list[str]) -> None:
     run("whole", *whole)
     with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(0, TypeError)):
         run("dataset_fingerprint", *whole)
+    with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(1, TypeError)):
+        run("count_records", *whole)
     for stage in READERS:
-        with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(1, TypeError)):
-            run(stage, *whole, "--force", stage)
-    with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(1, InputError)):
+        # A charged target cannot be forced, but be drawn again.
+        again = ("--set", "privacy.redraw=true") if stage == "target_gradient" else ("--force", stage)
+        with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(2, TypeError)):
+            run(stage, *whole, *again)
+    with mock.patch.object(gradmm.tasks.runtime.inputs, "_splits", failing_reader(2, InputError)):
         run("input_error", *whole, "--force", "memorisation")
     for folder in bad_data:
         run(f"data {Path(folder).name}", *whole, "--set", f"data.path={folder}")
-    run("budget", *whole, "--set", "privacy.budget_epsilon=1", "--set", "privacy.clipping_norm=0.5")
+    run("budget", *whole, "--set", "privacy.epsilon=9")
     command("audit", "audit", recipe)
     with mock.patch("huggingface_hub.utils._http.time"):  # it waits before it tries again
         run("hub model", *whole, "--set", f"model.name={HUB}")

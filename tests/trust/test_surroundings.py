@@ -163,9 +163,9 @@ def test_every_run_ended_as_it_should(surroundings: Surroundings) -> None:
     statuses = surroundings.statuses()
     assert (statuses.pop("whole"), statuses.pop("audit")) == (0, 0)
     ours = {name for name, status in statuses.items() if status == 1}
-    assert ours == {"dataset_fingerprint", *READERS}
+    assert ours == {"dataset_fingerprint", "count_records", *READERS}
     assert set(statuses.values()) == {1, 2}
-    assert len(statuses) == 12
+    assert len(statuses) == 13
 
 
 def test_the_search_finds_what_is_there(
@@ -199,7 +199,7 @@ def test_no_text_is_in_any_file_but_where_messages_are_withheld_to(
     found = list(traces(surroundings.folder, pieces, marker_tokens))
     errors = f"{surroundings.root / 'errors'}/"
     assert [line for line in found if not line.startswith(errors)] == []
-    assert len(found) == 1 + len(READERS)  # and there they are, with where in the code it was
+    assert len(found) == 2 + len(READERS)  # and there they are, with where in the code it was
 
 
 def test_prefects_database_has_the_runs_their_logs_and_pages(surroundings: Surroundings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -62,17 +61,17 @@ def mechanism(sampler: str = "floating-point") -> GaussianMechanism:
     return GaussianMechanism.model_validate(values | {"calibration": "analytic", "sampler": sampler})
 
 
-def vectors(batches: RecordBatches, texts: Sequence[str], label: int) -> dict[str, tuple[Tensor, ...]]:
+def vectors(batches: RecordBatches, texts: tuple[str, ...], label: int) -> dict[str, tuple[Tensor, ...]]:
     """Return each text's vector, its norm and its features."""
     ids = tokenise_split(batches.language_model.tokenizer, texts, batches.template.max_text_tokens, None)
-    found = []
+    found: list[tuple[Tensor, ...]] = []
     for gradients, features, present in batches(ids, np.arange(len(texts)), label):
         parts = [gradients.residual, gradients.hidden, gradients.norms()]
         parts += [] if features is None else [features]
         found += zip(*(part[present] for part in parts), strict=True)
     lengths = [batches._length(n, label) for n in ids.lengths.tolist()]
     order = np.argsort(lengths, kind="stable").tolist()
-    return dict(zip([texts[i] for i in order], found, strict=True))
+    return {texts[i]: parts for i, parts in zip(order, found, strict=True)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

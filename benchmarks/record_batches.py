@@ -1,0 +1,118 @@
+"""The cost of batches in which a record's vector depends on that record alone.
+
+    python -m benchmarks.record_batches --model MODEL --data FOLDER_OF_SST2 [--records 67349] [--dtype bfloat16]
+
+The obvious way sorts the texts by length, and pads each batch to its longest text. A private target instead pads
+each text to a length of its own, fills up the last batches, and checks each shape of a batch before its first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.timing import report
+from gradmm.config.settings import DataSettings, ModelSettings, TargetGradientSettings
+from gradmm.data.splits import LabelledTexts, load_splits
+from gradmm.gradients.head_gradient import head_gradients
+from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.model_reference import resolve_model
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_split, tokenise_template
+from gradmm.privacy.clipped_sum import RecordSums
+from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.target.features import text_means
+from gradmm.target.record_batches import RecordBatches, RecordVectors
+from gradmm.target.target_space import TargetSpace, make_target_space
+
+OPENINGS = {0: "A bad movie:", 1: "A good movie:"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Cost of batches of fixed shapes")
+    parser.add_argument("--model", required=True, help="a model folder or hub id")
+    parser.add_argument("--data", required=True, help="a folder with train.parquet and validation.parquet")
+    parser.add_argument("--records", type=int, default=67_349)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    language_model = load_language_model(resolve_model(ModelSettings(name=options.model, dtype=options.dtype)))
+    prompt_template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: " great"}, max_text_tokens=128)
+    template = tokenise_template(language_model, prompt_template)
+    data = load_splits(DataSettings(path=options.data, test_split="validation"), (0, 1), 0).train
+    data = data.take(list(range(min(options.records, len(data)))))
+    space = public_space(language_model, template)
+    settings = TargetGradientSettings()
+    seconds: dict[str, list[float]] = {}
+    for _ in range(options.repeats):
+        for name, batches in {
+            "sorted by length, padded to the longest": sorted_batches(
+                language_model, template, data, space, settings
+            ),
+            "by the record alone": isolated_batches(language_model, template, data, space, settings),
+        }.items():
+            started = time.perf_counter()
+            add_up(batches)
+            seconds.setdefault(name, []).append((time.perf_counter() - started) / len(data))
+    found = {name: min(times) for name, times in seconds.items()}
+    title = f"sum of {len(data)} records"
+    report(title, found, "sorted by length, padded to the longest", options.json, dtype=options.dtype)
+
+
+def public_space(language_model: LanguageModel, template: TokenisedTemplate) -> TargetSpace:
+    """Make the default space, from random tokens."""
+    random = np.random.default_rng(0)
+    texts = {label: random.integers(1, 1000, (100, 25)).tolist() for label in template.labels}
+    return make_target_space(language_model, template, texts, TargetGradientSettings(), 1.0, 64)[0]
+
+
+def add_up(batches: Iterator[tuple[int, RecordVectors]]) -> None:
+    sums: dict[int, RecordSums] = {}
+    norms = ReleaseNorms.of(1.0, 0.5)
+    for label, (gradients, features, present) in batches:
+        sums.setdefault(label, RecordSums()).add(gradients, features, norms, None, present)
+
+
+@torch.no_grad()
+def sorted_batches(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    space: TargetSpace,
+    settings: TargetGradientSettings,
+) -> Iterator[tuple[int, RecordVectors]]:
+    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    for label in template.labels:
+        rows = np.array(data.of_class(label))
+        for part in length_bucketed(texts.lengths[rows], settings.batch_size):
+            chosen = [texts[i] for i in rows[part].tolist()]
+            batch = make_batch(template, chosen, [label] * len(part), language_model.device)
+            layers = language_model.layers(input_ids=batch.input_ids)
+            assert space.features is not None
+            features = space.features.with_constant(text_means(layers, batch.text_mask))
+            gradients = space.project(head_gradients(language_model, batch, layers[-1]).double(), label)
+            yield label, RecordVectors(gradients, features, torch.ones(len(part), dtype=torch.bool))
+
+
+def isolated_batches(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    space: TargetSpace,
+    settings: TargetGradientSettings,
+) -> Iterator[tuple[int, RecordVectors]]:
+    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+    batches = RecordBatches(language_model, template, space, settings.batch_size, private=True)
+    for label in template.labels:
+        for vectors in batches(texts, np.array(data.of_class(label)), label):
+            yield label, vectors
+
+
+if __name__ == "__main__":
+    main()
