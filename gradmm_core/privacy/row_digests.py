@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt64
 
+from gradmm.errors import InputError
 from gradmm.storage.artifacts import make_private, publish
 from gradmm.storage.atomic import temporary_file
 from gradmm.storage.location import Location, create, read_bytes
@@ -51,11 +52,19 @@ class RowDigests:
             publish(self._file(ledger), every.astype("<u8").tobytes())
 
     def read(self, ledger: str) -> UInt64[np.ndarray, " different"]:
-        """Read the digests of all data that are counted in a ledger; empty if there are none."""
+        """Read the digests of all data that are counted in a ledger; empty if there are none.
+
+        Raises:
+            InputError: if the file is damaged.
+        """
         try:
             content = read_bytes(self._file(ledger))
         except FileNotFoundError:
             content = b""
+        if len(content) % DIGEST_BYTES:
+            raise InputError(
+                "is damaged", str(self._file(ledger)), "restore it from a backup; nothing was released"
+            )
         return np.frombuffer(content, dtype="<u8").astype(np.uint64)
 
     def related(self, ledger: str, others: Sequence[str]) -> list[str]:

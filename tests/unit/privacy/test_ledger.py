@@ -20,7 +20,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradmm.errors import InputError
+from gradmm.errors import BudgetExhausted, InputError
 from gradmm.privacy import ledger as ledger_module
 from gradmm.privacy import ledger_store
 from gradmm.privacy.ledger import Adjacency, Budget, Ledger, Release, composed_epsilon
@@ -169,6 +169,47 @@ def test_a_release_past_the_budget_is_refused_and_changes_nothing(ledger: Ledger
             budget(epsilon)
     assert ledger.file.read_bytes() == before
     ledger.check(one, budget(1.001 * composed_epsilon([one, one], DELTA, "add-or-remove")))
+
+
+def test_all_releases_are_judged_by_the_budget_in_the_ledger(ledger: Ledger) -> None:
+    """A release at a delta of its own would pass, and the two of them compose to several times the budget."""
+    assert ledger.budget() is None
+    held = ledger.set_budget(budget(1.0, 1e-6), unless_set=True)
+    assert held == ledger.budget() == ledger.set_budget(budget(9.0, 0.4), unless_set=True) == budget(1.0, 1e-6)
+    with ledger.charge(calibrated(1.0, delta=1e-6), budget(1.0, 1e-6)) as finish:
+        finish(DIGEST)
+    with pytest.raises(BudgetExhausted, match=r"at delta 1e-06 \(add-or-remove\), above the budget of 1 "):
+        ledger.check(calibrated(0.5, delta=0.4), budget(1.0, 0.4))
+    ledger.set_budget(budget(9.0, 1e-6, "replace"))
+    assert ledger.budget() == budget(9.0, 1e-6, "replace")
+    ledger.check(calibrated(0.5), budget(0.1))
+    assert len(ledger.entries()) == 1
+    assert json.loads(ledger.file.read_text().splitlines()[0])["event"] == "budget"
+
+
+def test_a_release_counts_in_all_ledgers_that_share_a_record(tmp_path: Path) -> None:
+    one, other, third = (Ledger.of(tmp_path, name) for name in ("one", "other", "third"))
+    one.count_records(["a", "b"])
+    other.count_records(["b", "c"])
+    third.count_records(["c", "d"])
+    one.set_budget(budget(1.0))
+    with one.charge(calibrated(1.0), budget(9.0)) as finish:
+        finish(DIGEST)
+    assert [ledger.name for ledger in other.related()] == sorted(
+        [one.name, other.name]
+    )  # third has no release yet
+    # Its own budget allows a second release, the other's does not.
+    with pytest.raises(BudgetExhausted, match=f"budget of 1 of {one.name}, which counts some of these records"):
+        other.check(calibrated(1.0), budget(9.0))
+    assert other.spent(DELTA, "add-or-remove") == pytest.approx(1.0)
+    assert third.spent(DELTA, "add-or-remove") == 0.0
+    third.check(calibrated(1.0), budget(1.0))
+    one.set_budget(budget(9.0))
+    with other.charge(calibrated(1.0), budget(9.0)) as finish:
+        finish("cd" * 32)
+    assert len(one.all_entries()) == len(other.all_entries()) == 2
+    assert len(third.all_entries()) == 1
+    assert one.spent(DELTA, "add-or-remove") == pytest.approx(other.spent(DELTA, "add-or-remove")) != 1.0
 
 
 def test_an_unfinished_release_is_charged(ledger: Ledger) -> None:
