@@ -118,14 +118,14 @@ class Recipe(Settings):
             raise ValueError("data.max_per_class: adding a record could displace another; set null")
         if self.target_gradient.matching == "full-gradient":
             raise ValueError("target_gradient.matching: the full-gradient ablation is not private; set head")
+        if self.model.dtype == "float16":
+            raise ValueError("model.dtype: float16 overflows, which loses records of a private sum; set bfloat16")
         uses_size = self.target_gradient.centred and self.generation.matches == "mean"
         if uses_size and self.privacy.declared_records is None:
             raise ValueError("privacy.declared_records: required by generation.matches=mean")
         auto_probe = self.target_gradient.probe_share > 0 and self.target_gradient.probe_dimensions == "auto"
         if auto_probe and self.privacy.declared_records is None:
             raise ValueError("privacy.declared_records: required by target_gradient.probe_dimensions=auto")
-        if self.model.dtype == "float16":
-            raise ValueError("model.dtype: float16 overflows, which loses records of a private sum; set bfloat16")
         if self.privacy.sampler == "discrete":
             self._check_discrete()
 

@@ -108,7 +108,8 @@ class PrivacySettings(Settings):
     )
     budget_epsilon: Positive | None = Field(
         default=None,
-        description="Total epsilon of all releases from this data. Default: epsilon, enough for one release.",
+        description="Total epsilon of all releases from this data, unless the ledger has a budget already. "
+        "Default: epsilon, enough for one release.",
     )
     ledger: str | None = Field(
         default=None,

@@ -39,6 +39,10 @@ RELEASE_FILES = frozenset({"README.md", TRAIN_FILE, "privacy.json", "recipe.yaml
 #: Example texts per class on the card.
 SHOWN_PER_CLASS = 3
 
+#: Numbers of records of one person, and deltas, whose epsilons are stated.
+GROUPS = (1, 2, 5, 10)
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+
 #: The hub's size categories: upper bound and name.
 SIZE_CATEGORIES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M")]
 
@@ -124,6 +128,8 @@ def guarantee_table(run: RunRecord) -> list[tuple[str, str]]:
         ("noise standard deviation sigma, per coordinate", _number(guarantee.sigma, ".6g")),
         ("clipping norm C", _number(guarantee.clipping_norm, "g")),
         ("sensitivity", _number(guarantee.sensitivity, "g")),
+        ("mu of Gaussian differential privacy, all releases", _number(guarantee.mu, ".4g")),
+        ("rho of zero-concentrated differential privacy, all releases", _number(guarantee.rho, ".4g")),
         ("target space", _target_space(run.plan.target)),
         ("noise sampler", guarantee.sampler or "none"),
         ("releases from these data", str(guarantee.releases)),
@@ -207,6 +213,8 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         target=run.plan.target,
         guarantee=run.guarantee,
         guarantee_table=guarantee_table(run),
+        groups=groups_table(run.guarantee),
+        correct=run.guarantee.correct_guesses,
         model=public_model_name(run),
         model_commit=run.model["revision"],
         version=run.versions["gradmm"],
@@ -257,8 +265,21 @@ def _train_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
+def groups_table(guarantee: Guarantee) -> list[tuple[int, str]]:
+    """Return the epsilon of a person with several records, at the release's delta; empty without a guarantee."""
+    if not guarantee.safe or guarantee.delta is None or guarantee.mu is None:
+        return []
+    return [(count, _number(guarantee.epsilon_at(guarantee.delta, count), ".3g")) for count in GROUPS]
+
+
 def _privacy_json(guarantee: Guarantee) -> str:
-    values = guarantee.model_dump(mode="json") | {"sentence": guarantee.sentence}
+    values = guarantee.model_dump(mode="json") | {"sentence": guarantee.sentence, "rho": guarantee.rho}
+    if guarantee.safe and guarantee.delta is not None:
+        values["correct_guesses_at_most"] = guarantee.correct_guesses
+        values["epsilon_at_delta"] = {f"{delta:g}": guarantee.epsilon_at(delta) for delta in DELTAS}
+        values["epsilon_of_records"] = {
+            str(count): guarantee.epsilon_at(guarantee.delta, count) for count in GROUPS
+        }
     return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import version
 from typing import Literal
 
+from scipy.special import ndtr
+
 from gradmm.config.settings import PrivacySettings, Settings
-from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
 
 class Guarantee(Settings):
-    """The guarantee of a mechanism, in the words and numbers of every report and release."""
+    """The guarantee of a mechanism, in the words and numbers of every report and release.
+
+    Attributes:
+        mu: sensitivity / sigma of all releases together (Dong, Roth and Su, 2022); None if their noise is of
+            several kinds.
+    """
 
     unit: Literal["one record"] = "one record"
     epsilon: float | None
@@ -25,6 +33,34 @@ class Guarantee(Settings):
     releases: int
     composed_epsilon: float | None
     safe: bool
+    mu: float | None = None
+
+    @property
+    def rho(self) -> float | None:
+        """Zero-concentrated DP of all releases together (Bun and Steinke, 2016)."""
+        return None if self.mu is None else self.mu**2 / 2
+
+    @property
+    def correct_guesses(self) -> float | None:
+        """The largest share of correct guesses whether one record was among the data, where a coin has 0.5.
+
+        The observer sees all releases and knows all other records. For Gaussian noise the share is Phi(mu / 2)
+        (Dong, Roth and Su, 2022). For discrete noise it follows from epsilon and delta.
+        """
+        if self.mu is None or self.composed_epsilon is None or self.delta is None:
+            return None
+        if self.sampler == "discrete":
+            return (math.exp(self.composed_epsilon) + self.delta) / (1 + math.exp(self.composed_epsilon))
+        return float(ndtr(self.mu / 2))
+
+    def epsilon_at(self, delta: float, records: int = 1) -> float | None:
+        """Compute the epsilon of all releases together at a delta, for a group of records that belong together.
+
+        A group of k records has k mu (Dong, Roth and Su, 2022), or k^2 rho (Bun and Steinke, 2016).
+        """
+        if self.mu is None or not self.safe:
+            return None
+        return epsilon_of(records * self.mu, delta, discrete=self.sampler == "discrete")
 
     @property
     def sentence(self) -> str:
@@ -65,6 +101,7 @@ def guarantee(settings: PrivacySettings, mechanism: GaussianMechanism | None) ->
         releases=1,
         composed_epsilon=mechanism.epsilon if mechanism else None,
         safe=mechanism is not None and mechanism.safe,
+        mu=mechanism and mechanism.sensitivity / mechanism.sigma,
     )
 
 

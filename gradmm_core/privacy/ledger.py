@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,13 +39,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from gradmm.config.settings import Positive, PrivacySettings, Settings, TargetGradientSettings
 from gradmm.errors import BudgetExhausted, InputError
 from gradmm.privacy.ledger_store import LinesOfFile, LinesOfObjects, tries
-from gradmm.privacy.mechanism import GaussianMechanism, zcdp_epsilon
+from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 from gradmm.privacy.row_digests import RowDigests
 from gradmm.storage.location import Location, objects_in
 
@@ -126,16 +126,14 @@ def composed_epsilon(releases: Iterable[Release], delta: float, adjacency: Adjac
     noise, all are composed by zCDP.
     """
     releases = list(releases)
-    if not releases:
-        return 0.0
-    vectors_changed = 2.0 if adjacency == "replace" else 1.0
-    precision = sum((vectors_changed * release.clipping_norm / release.sigma) ** 2 for release in releases)
-    if all(release.noise == "gaussian" for release in releases):
-        from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # late: the import takes a second
+    discrete = any(release.noise != "gaussian" for release in releases)
+    return epsilon_of(composed_mu(releases, adjacency), delta, discrete)
 
-        with np.errstate(divide="ignore"):  # the search starts at an epsilon whose delta underflows to 0
-            return float(get_epsilon_gaussian(precision**-0.5, delta, tol=1e-15))
-    return zcdp_epsilon(precision / 2, delta)
+
+def composed_mu(releases: Iterable[Release], adjacency: Adjacency) -> float:
+    """Compute sensitivity / sigma of the one Gaussian mechanism that all releases compose to."""
+    vectors_changed = 2.0 if adjacency == "replace" else 1.0
+    return math.sqrt(sum((vectors_changed * release.clipping_norm / release.sigma) ** 2 for release in releases))
 
 
 @dataclass(frozen=True)
@@ -216,6 +214,11 @@ class Ledger:
     def spent(self, delta: float, adjacency: Adjacency) -> float:
         """Compute the composed epsilon of `all_entries`, finished or not."""
         return composed_epsilon((entry.release for entry in self.all_entries()), delta, adjacency)
+
+    def mu(self, adjacency: Adjacency) -> float | None:
+        """Compute `composed_mu` of `all_entries`, finished or not; None if their noise is of several kinds."""
+        releases = [entry.release for entry in self.all_entries()]
+        return composed_mu(releases, adjacency) if len({each.noise for each in releases}) == 1 else None
 
     def budget(self) -> Budget | None:
         """Read the budget that the data's owner has set; None if there is none yet."""

@@ -17,9 +17,10 @@ from gradmm.errors import InputError
 #: The discrete sampler's grid has a step of 2^-GRID_BITS times the largest power of two up to the clipping norm.
 GRID_BITS = 20
 
-#: Bound on the rounding errors of a sum in float64, relative to the clipping norm. Batches are summed by a matrix
-#: product, whose error is at most 2^-53 C per record, for each term of a record's vector and row of its batch, and
-#: batches are added to one another without error. The bound holds for N x batch rows x response tokens up to 2^32.
+#: Bound on the rounding errors of a sum in float64, relative to the clipping norm. Each batch is summed by a
+#: matrix product, with an error of at most 2^-53 times the number of its terms times the sum of their norms;
+#: batches are added without error. Up to 2^28 records x rows of a batch x response tokens, the bound holds if no
+#: term of a clipped vector, before the centre is subtracted, is longer than 16 C.
 SUM_SLACK = 2.0**-20
 
 
@@ -159,6 +160,21 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     from dp_accounting.rdp import RdpAccountant
 
     return float(RdpAccountant(orders=ORDERS).compose(ZCDpEvent(rho=rho, xi=0.0)).get_epsilon(delta))
+
+
+def epsilon_of(mu: float, delta: float, discrete: bool) -> float:
+    """Compute the epsilon at delta of Gaussian noise with sensitivity / sigma = mu.
+
+    Exact for the Gaussian mechanism (Balle and Wang, 2018); by zero-concentrated DP for discrete Gaussian noise.
+    """
+    if mu == 0:
+        return 0.0
+    if discrete:
+        return zcdp_epsilon(mu**2 / 2, delta)
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # late: the import takes a second
+
+    with np.errstate(divide="ignore"):  # the search starts at an epsilon whose delta underflows to 0
+        return float(get_epsilon_gaussian(1 / mu, delta, tol=1e-15))
 
 
 @lru_cache

@@ -64,5 +64,6 @@ def composed_guarantee(settings: PrivacySettings, plan: ReleasePlan, context: Ru
         update={
             "releases": len(ledger.all_entries()),
             "composed_epsilon": ledger.spent(single.delta, settings.adjacency),
+            "mu": ledger.mu(settings.adjacency),
         }
     )

@@ -322,6 +322,7 @@ def test_settings_that_contradict_each_other_are_refused(
             "target_gradient.centred=false",
             "privacy.declared_records: required by target_gradient.probe_dimensions=auto",
         ),
+        ("model.dtype=float16", "model.dtype: float16 overflows"),
     ],
 )
 def test_a_private_run_refuses_what_reads_or_couples_private_records(
@@ -331,6 +332,28 @@ def test_a_private_run_refuses_what_reads_or_couples_private_records(
     public = [override, "generation.method=admm", "generation.loss=cosine"]
     load_recipe(minimal, public)
     assert message in refusal(minimal, *public, "privacy.epsilon=1", "privacy.delta=1e-5")
+
+
+@pytest.mark.parametrize(
+    ("delta", "records", "message"),
+    [
+        ("0.01", "100", "privacy.delta: 0.01 is not below 1 / declared_records = 0.01"),
+        ("0.0011", "1000", "privacy.delta: 0.0011 is not below 1 / declared_records = 0.001"),
+        ("null", "2", "privacy.delta: 0.467 protects nobody; set at most 0.01"),
+        ("0.011", "null", "privacy.delta: 0.011 protects nobody; set at most 0.01"),
+    ],
+)
+def test_a_delta_that_permits_to_publish_a_record_is_refused(
+    minimal: Path, delta: str, records: str, message: str
+) -> None:
+    size = [
+        f"privacy.declared_records={records}",
+        "target_gradient.probe_share=0",
+        "generation.matches=difference",
+    ]
+    size += ["generation.loss=cosine", "privacy.epsilon=1"]
+    assert message in refusal(minimal, *size, f"privacy.delta={delta}")
+    load_recipe(minimal, [*size, "privacy.delta=0.0009"])
 
 
 @pytest.mark.parametrize(

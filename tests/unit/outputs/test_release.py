@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from scipy.stats import norm
 from upath import UPath
 
 from gradmm.config.recipe import Recipe
@@ -25,6 +27,7 @@ from gradmm.outputs import release
 from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.outputs.release import RELEASE_FILES, TRAIN_FILE, check_release, write_release
 from gradmm.privacy.guarantee import guarantee
+from gradmm.privacy.mechanism import gaussian_delta
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.location import Location, location, put
 from tests.object_store import objects
@@ -446,6 +449,21 @@ def test_privacy_json_is_the_guarantee_and_its_sentence(
     folder = write_release(tmp_path / "release", private_run, texts)
     values = json.loads((folder / "privacy.json").read_text())
     assert values.pop("sentence") == private_run.guarantee.sentence
+    assert values.pop("rho") == pytest.approx(values["mu"] ** 2 / 2)
+    assert values["mu"] == pytest.approx(private_run.guarantee.sensitivity / private_run.guarantee.sigma)
+    curve, groups = values.pop("epsilon_at_delta"), values.pop("epsilon_of_records")
+    for delta, epsilon in curve.items():
+        assert gaussian_delta(1 / values["mu"], epsilon) == pytest.approx(float(delta), rel=1e-6)
+    for count, epsilon in groups.items():
+        assert gaussian_delta(1 / (int(count) * values["mu"]), epsilon) == pytest.approx(values["delta"], rel=1e-6)
+    assert groups["1"] == pytest.approx(private_run.guarantee.epsilon, rel=1e-6)
+    html = rendered(folder)
+    assert f"<td>10</td>\n<td>{groups['10']:.3g}</td>" in html
+    # The better of all thresholds between N(0, 1) and N(mu, 1).
+    thresholds = np.linspace(-3, 3, 2001)
+    correct = (norm.cdf(thresholds) + norm.sf(thresholds - values["mu"])) / 2
+    assert values.pop("correct_guesses_at_most") == pytest.approx(correct.max(), rel=1e-6)
+    assert f"most {100 * correct.max():.1f}% of cases" in html
     assert type(private_run.guarantee).model_validate(values) == private_run.guarantee
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gradmm.gradients.head_gradient import HeadGradients
@@ -49,6 +52,17 @@ def test_all_parts_of_a_record_together_are_no_longer_than_c(probe_share: float)
     assert farthest_record(ReleaseNorms.of(C, probe_share)) == pytest.approx(C, rel=1e-12)
     each_to_c = ReleaseNorms(C, C, C)
     assert farthest_record(each_to_c) > 1.7 * C
+
+
+@given(st.lists(st.floats(-1.0, 1.0, allow_subnormal=False), max_size=60))
+def test_batches_are_added_without_a_rounding_error(values: list[float]) -> None:
+    running = ClippedSum()
+    for value in values:
+        vector = HeadGradients(torch.ones(1, 1, 1, dtype=torch.float64), torch.tensor([[[value]]]).double())
+        running.add(vector, 1.0, None)
+    exact = sum(map(Fraction, torch.tensor(values).double().tolist()), Fraction())
+    assert abs(Fraction(float(running.high)) + Fraction(float(running.low)) - exact) <= Fraction(2) ** -95
+    assert float(running.total) == float(exact) if values else running.total == 0
 
 
 def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> None:
