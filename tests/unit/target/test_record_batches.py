@@ -75,7 +75,7 @@ def vectors(batches: RecordBatches, texts: tuple[str, ...], label: int) -> dict[
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("rows", [7, 64])
 def test_the_other_records_change_no_bit_of_a_records_vector(
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, family: str, dtype: torch.dtype, rows: int
 ) -> None:
@@ -122,21 +122,19 @@ def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
     template = tokenise_template(language_model, prompt_template)
     release = mechanism(sampler)
     for texts in WORST.values():
-        for batch_size in (3, 64):
-            settings = TargetGradientSettings(batch_size=batch_size)
-            whole, part = (
-                target_sums(
-                    language_model,
-                    template,
-                    LabelledTexts(chosen, (1,) * len(chosen)),
-                    settings,
-                    C,
-                    release,
-                    spaces(language_model, template)[space],
-                )
-                for chosen in (texts, texts[1:])
+        whole, part = (
+            target_sums(
+                language_model,
+                template,
+                LabelledTexts(chosen, (1,) * len(chosen)),
+                TargetGradientSettings(batch_size=16),
+                C,
+                release,
+                spaces(language_model, template)[space],
             )
-            assert 0.5 < moved(whole, part) <= release.record_norm / C
+            for chosen in (texts, texts[1:])
+        )
+        assert 0.5 < moved(whole, part) <= release.record_norm / C
 
 
 def test_the_slack_is_none_where_sums_are_exact() -> None:
