@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,24 @@ import torch
 
 from benchmarks.timing import report
 from gradmm.config.settings import DataSettings, ModelSettings, TargetGradientSettings
-from gradmm.data.splits import LabelledTexts, load_splits
+from gradmm.data.splits import load_splits
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel, load_language_model
 from gradmm.lm.model_reference import resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
-from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_split, tokenise_template
+from gradmm.lm.template import (
+    TokenIds,
+    TokenisedTemplate,
+    length_bucketed,
+    make_batch,
+    tokenise_split,
+    tokenise_template,
+)
 from gradmm.privacy.clipped_sum import RecordSums
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target.features import text_means
 from gradmm.target.record_batches import RecordBatches, RecordVectors
 from gradmm.target.target_space import TargetSpace, make_target_space
-
-OPENINGS = {0: "A bad movie:", 1: "A good movie:"}
 
 
 def main() -> None:
@@ -47,18 +53,18 @@ def main() -> None:
     template = tokenise_template(language_model, prompt_template)
     data = load_splits(DataSettings(path=options.data, test_split="validation"), (0, 1), 0).train
     data = data.take(list(range(min(options.records, len(data)))))
-    space = public_space(language_model, template)
-    settings = TargetGradientSettings()
+    space, rows = public_space(language_model, template), TargetGradientSettings().batch_size
     seconds: dict[str, list[float]] = {}
     for _ in range(options.repeats):
-        for name, batches in {
-            "sorted by length, padded to the longest": sorted_batches(
-                language_model, template, data, space, settings
-            ),
-            "by the record alone": isolated_batches(language_model, template, data, space, settings),
-        }.items():
+        ways: dict[str, Callable[..., Iterator[RecordVectors]]] = {
+            "sorted by length, padded to the longest": SortedBatches(language_model, template, space, rows),
+            "by the record alone": RecordBatches(language_model, template, space, rows, private=True),
+        }
+        for name, batches in ways.items():
             started = time.perf_counter()
-            add_up(batches)
+            texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
+            for label in template.labels:
+                add_up(batches(texts, np.array(data.of_class(label)), label))
             seconds.setdefault(name, []).append((time.perf_counter() - started) / len(data))
     found = {name: min(times) for name, times in seconds.items()}
     title = f"sum of {len(data)} records"
@@ -72,46 +78,32 @@ def public_space(language_model: LanguageModel, template: TokenisedTemplate) -> 
     return make_target_space(language_model, template, texts, TargetGradientSettings(), 1.0, 64)[0]
 
 
-def add_up(batches: Iterator[tuple[int, RecordVectors]]) -> None:
-    sums: dict[int, RecordSums] = {}
-    norms = ReleaseNorms.of(1.0, 0.5)
-    for label, (gradients, features, present) in batches:
-        sums.setdefault(label, RecordSums()).add(gradients, features, norms, None, present)
+def add_up(batches: Iterator[RecordVectors]) -> None:
+    sums, norms = RecordSums(), ReleaseNorms.of(1.0, 0.5)
+    for gradients, features, present in batches:
+        sums.add(gradients, features, norms, None, present)
 
 
-@torch.no_grad()
-def sorted_batches(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    data: LabelledTexts,
-    space: TargetSpace,
-    settings: TargetGradientSettings,
-) -> Iterator[tuple[int, RecordVectors]]:
-    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
-    for label in template.labels:
-        rows = np.array(data.of_class(label))
-        for part in length_bucketed(texts.lengths[rows], settings.batch_size):
-            chosen = [texts[i] for i in rows[part].tolist()]
-            batch = make_batch(template, chosen, [label] * len(part), language_model.device)
-            layers = language_model.layers(input_ids=batch.input_ids)
-            assert space.features is not None
-            features = space.features.with_constant(text_means(layers, batch.text_mask))
-            gradients = space.project(head_gradients(language_model, batch, layers[-1]).double(), label)
-            yield label, RecordVectors(gradients, features, torch.ones(len(part), dtype=torch.bool))
+@dataclass(frozen=True)
+class SortedBatches:
+    """The obvious way, with the interface of `RecordBatches`."""
 
+    language_model: LanguageModel
+    template: TokenisedTemplate
+    space: TargetSpace
+    rows: int
 
-def isolated_batches(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    data: LabelledTexts,
-    space: TargetSpace,
-    settings: TargetGradientSettings,
-) -> Iterator[tuple[int, RecordVectors]]:
-    texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
-    batches = RecordBatches(language_model, template, space, settings.batch_size, private=True)
-    for label in template.labels:
-        for vectors in batches(texts, np.array(data.of_class(label)), label):
-            yield label, vectors
+    @torch.no_grad()
+    def __call__(self, texts: TokenIds, records: np.ndarray, label: int) -> Iterator[RecordVectors]:
+        assert self.space.features is not None
+        for part in length_bucketed(texts.lengths[records], self.rows):
+            chosen = [texts[i] for i in records[part].tolist()]
+            batch = make_batch(self.template, chosen, [label] * len(part), self.language_model.device)
+            layers = self.language_model.layers(input_ids=batch.input_ids)
+            features = self.space.features.with_constant(text_means(layers, batch.text_mask))
+            gradients = head_gradients(self.language_model, batch, layers[-1]).double()
+            present = torch.ones(len(part), dtype=torch.bool)
+            yield RecordVectors(self.space.project(gradients, label), features, present)
 
 
 if __name__ == "__main__":

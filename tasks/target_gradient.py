@@ -60,7 +60,7 @@ def target_gradient(
         release = planned_release(
             context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
         )
-        ledger.check(release, _budget(context))  # fail early; `charge` checks again
+        ledger.check(release, proposed_budget(context))  # fail early; `charge` checks again
     attention = None if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, prompt_template, attention)
     data = read_split(context, train)
@@ -87,14 +87,15 @@ def _release(
     with ledger.lock():
         if not context.redraw and (made := _already_released(ledger, publication)):  # by a concurrent run
             return made
-        budget = ledger.set_budget(_budget(context), unless_set=True)
+        budget = ledger.set_budget(proposed_budget(context), unless_set=True)
         with ledger.charge(release, budget) as finish:
             made = _publish(sums, where, mechanism, publication)
             finish(made.sha256)
     return made
 
 
-def _budget(context: RunContext) -> Budget:
+def proposed_budget(context: RunContext) -> Budget:
+    """Return the budget of a private run, which holds unless the ledger has one."""
     assert context.budget is not None  # the flow sets it for a private run
     return context.budget
 

@@ -215,11 +215,6 @@ class Ledger:
         """Compute the composed epsilon of `all_entries`, finished or not."""
         return composed_epsilon((entry.release for entry in self.all_entries()), delta, adjacency)
 
-    def mu(self, adjacency: Adjacency) -> float | None:
-        """Compute `composed_mu` of `all_entries`, finished or not; None if their noise is of several kinds."""
-        releases = [entry.release for entry in self.all_entries()]
-        return composed_mu(releases, adjacency) if len({each.noise for each in releases}) == 1 else None
-
     def budget(self) -> Budget | None:
         """Read the budget that the data's owner has set; None if there is none yet."""
         return self._read().budget

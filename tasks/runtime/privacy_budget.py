@@ -8,12 +8,13 @@ from prefect import task
 
 from gradmm.config.settings import PrivacySettings
 from gradmm.privacy.guarantee import Guarantee, guarantee
+from gradmm.privacy.ledger import composed_epsilon, composed_mu
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.inputs import read_split
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
-from gradmm.tasks.target_gradient import ledger_of, planned_release, uncharged
+from gradmm.tasks.target_gradient import ledger_of, planned_release, proposed_budget, uncharged
 
 
 @task(name="privacy_budget", persist_result=False, result_serializer="json")
@@ -32,8 +33,7 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> None:
     ledger, release = ledger_of(context), planned_release(context, **public_inputs)
     released_before = any(entry.release.settings_key == release.settings_key for entry in ledger.all_entries())
     if not released_before or context.redraw:
-        assert context.budget is not None  # set in every private run
-        ledger.check(release, context.budget)
+        ledger.check(release, proposed_budget(context))
 
 
 @task(name="count_records", persist_result=False, result_serializer="json")
@@ -59,11 +59,12 @@ def composed_guarantee(settings: PrivacySettings, plan: ReleasePlan, context: Ru
     single = guarantee(settings, plan.mechanism)
     if not single.safe or single.delta is None:
         return single
-    ledger = ledger_of(context)
+    releases = [entry.release for entry in ledger_of(context).all_entries()]
+    several_kinds = len({release.noise for release in releases}) > 1
     return single.model_copy(
         update={
-            "releases": len(ledger.all_entries()),
-            "composed_epsilon": ledger.spent(single.delta, settings.adjacency),
-            "mu": ledger.mu(settings.adjacency),
+            "releases": len(releases),
+            "composed_epsilon": composed_epsilon(releases, single.delta, settings.adjacency),
+            "mu": None if several_kinds else composed_mu(releases, settings.adjacency),
         }
     )

@@ -1,6 +1,6 @@
 """Runs that are killed again and again go on to what an undisturbed one makes, and the ledger counts every draw.
 
-What is killed elsewhere: one run in the middle of generation, by SIGINT too (`tests/flows/test_cli.py`); a
+Tested elsewhere: a run killed or interrupted during generation (`tests/flows/test_cli.py`); a
 deployment's run, with its process (`test_deployments.py`); workers of process pools, Ray and Dask
 (`test_shard_runners.py`); a target between charge and publication, by an exception (`test_privacy.py`); a process
 that releases, at any time of the clock (`tests/unit/privacy/test_ledger.py`).
