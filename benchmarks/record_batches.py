@@ -32,11 +32,13 @@ from gradmm.lm.template import (
     tokenise_split,
     tokenise_template,
 )
-from gradmm.privacy.clipped_sum import RecordSums
+from gradmm.privacy.clipped_sum import RecordSums, RecordVectors
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target.features import text_means
-from gradmm.target.record_batches import RecordBatches, RecordVectors
+from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import TargetSpace, make_target_space
+
+Batches = Iterator[tuple[list[int], RecordVectors]]
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def main() -> None:
     space, rows = public_space(language_model, template), TargetGradientSettings().batch_size
     seconds: dict[str, list[float]] = {}
     for _ in range(options.repeats):
-        ways: dict[str, Callable[..., Iterator[RecordVectors]]] = {
+        ways: dict[str, Callable[..., Batches]] = {
             "sorted by length, padded to the longest": SortedBatches(language_model, template, space, rows),
             "by the record alone": RecordBatches(language_model, template, space, rows, private=True),
         }
@@ -78,10 +80,10 @@ def public_space(language_model: LanguageModel, template: TokenisedTemplate) -> 
     return make_target_space(language_model, template, texts, TargetGradientSettings(), 1.0, 64)[0]
 
 
-def add_up(batches: Iterator[RecordVectors]) -> None:
+def add_up(batches: Batches) -> None:
     sums, norms = RecordSums(), ReleaseNorms.of(1.0, 0.5)
-    for gradients, features, present in batches:
-        sums.add(gradients, features, norms, None, present)
+    for _, vectors in batches:
+        sums.add(vectors, norms, None)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class SortedBatches:
     rows: int
 
     @torch.no_grad()
-    def __call__(self, texts: TokenIds, records: np.ndarray, label: int) -> Iterator[RecordVectors]:
+    def __call__(self, texts: TokenIds, records: np.ndarray, label: int) -> Batches:
         assert self.space.features is not None
         for part in length_bucketed(texts.lengths[records], self.rows):
             chosen = [texts[i] for i in records[part].tolist()]
@@ -103,7 +105,8 @@ class SortedBatches:
             features = self.space.features.with_constant(text_means(layers, batch.text_mask))
             gradients = head_gradients(self.language_model, batch, layers[-1]).double()
             present = torch.ones(len(part), dtype=torch.bool)
-            yield RecordVectors(self.space.project(gradients, label), features, present)
+            vectors = RecordVectors(self.space.project(gradients, label), features[:, None], present)
+            yield records[part].tolist(), vectors
 
 
 if __name__ == "__main__":

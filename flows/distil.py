@@ -47,7 +47,7 @@ def distil(
     The other parameters are the blocks of a recipe. A run of a deployment may give part of a block; the deployment
     supplies the rest.
 
-    The run ends in the state `Unchanged` if every stage was cached, and in `BudgetExhausted` if the privacy budget
+    The run ends in the state `Unchanged` if its result was cached, and in `BudgetExhausted` if the privacy budget
     does not allow its release. A caller in the same process gets the record or the error in these states too.
 
     Args:
@@ -61,8 +61,8 @@ def distil(
     except BudgetExhausted as error:
         UiArtifacts(recipe, release_plan(recipe), Root(path=root)).show_refusal(error)
         return Failed(name="BudgetExhausted", message=str(error), data=error)
-    if all(stage.cached for stage in record.stages):
-        return Completed(name="Unchanged", message="Every stage was cached.", data=record)
+    if record.unchanged:
+        return Completed(name="Unchanged", message="Everything was cached.", data=record)
     return record
 
 

@@ -52,6 +52,7 @@ def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[
         force=(*force, target_gradient_stage.name) if redraw else tuple(force),
         budget=plan.mechanism and budget_of(recipe.privacy, plan.mechanism),
         ledger=user_recipe.ledger,
+        unit_column=recipe.privacy.unit_column,
         redraw=redraw,
     )
     return StageRuns(context, plan, UiArtifacts(recipe, plan, root))
@@ -102,6 +103,8 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
         "clipping_norm": plan.clipping_norm,
         "mechanism": plan.mechanism,
     }
+    if recipe.privacy.unit_column is not None:  # a new input would change the keys of all other targets
+        public_inputs["rows_per_unit"] = recipe.privacy.rows_per_unit
     if plan.charged:
         privacy_budget(context, public_inputs)
         runs.run(

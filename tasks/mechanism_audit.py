@@ -1,4 +1,7 @@
-"""Audit the mechanism: put canaries through the clipping and the noise of a release. Reads no private records."""
+"""Audit the mechanism: put canaries through the code of a release. Reads no private records.
+
+Every private run audits the code that it runs, so the result is never taken from the cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
 
-@stage_task("mechanism_audit")
+@stage_task("mechanism_audit", cached=False)
 def mechanism_audit(
     context: RunContext,
     mechanism: GaussianMechanism,
@@ -19,23 +22,26 @@ def mechanism_audit(
     """Audit a run's mechanism before private records are read.
 
     Raises:
-        RuntimeError: if the certified epsilon exceeds the claim.
+        RuntimeError: if a check fails, or the certified epsilon exceeds the claim.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.audit.canaries import audit_release
+    from gradmm.audit import mechanism_audit as audit
 
-    norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share)
-    found = audit_release(mechanism, norms, settings, seed)
+    found = audit.mechanism_audit(mechanism, ReleaseNorms.of(mechanism.clipping_norm, probe_share), settings, seed)
     if not found.passes:
         raise RuntimeError(
-            "the mechanism leaks more than it claims (certified epsilon "
-            f"{found.repeated_draws.certified_epsilon:.3g} by repeated draws, "
-            f"{found.one_run.certified_epsilon:.3g} in one run, claimed {mechanism.epsilon:g}): "
-            "nothing private was read; please report this"
+            f"the mechanism's audit failed: {'; '.join(found.failed)}. Nothing private was read. A correct "
+            f"mechanism fails with a probability of at most {found.false_alarms:.2%}: if this happens "
+            "again, please report it"
         )
+    noise = found.check("noise")
     return found.as_frame(), {
         "claimed_epsilon": mechanism.epsilon,
-        "confidence": settings.confidence,
+        "confidence": found.one_run.confidence,
+        "sensitivity": found.check("sensitivity").measured,
+        "noise": noise.measured,
+        "noise_low": noise.low,
+        "noise_high": noise.high,
         "draws": found.repeated_draws.draws,
         "certified_epsilon": found.repeated_draws.certified_epsilon,
         "expected_certified_epsilon": found.repeated_draws.expected_certified_epsilon,

@@ -32,6 +32,7 @@ def target_gradient(
     clipping_norm: float,
     mechanism: GaussianMechanism | None,
     publication: Publication,
+    rows_per_unit: int | None = None,
 ) -> StageArtifact:
     """Sum each class's clipped per-example gradients, and add the mechanism's noise once.
 
@@ -56,16 +57,33 @@ def target_gradient(
         return made
     release = None
     if ledger and mechanism:
-        inputs = {"space": space, "model": model, "prompt_template": prompt_template, "settings": settings}
         release = planned_release(
-            context, **inputs, clipping_norm=clipping_norm, mechanism=mechanism, key=publication.key
+            context,
+            space=space,
+            model=model,
+            prompt_template=prompt_template,
+            settings=settings,
+            clipping_norm=clipping_norm,
+            mechanism=mechanism,
+            rows_per_unit=rows_per_unit,
+            key=publication.key,
         )
         ledger.check(release, proposed_budget(context))  # fail early; `charge` checks again
     attention = None if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, prompt_template, attention)
     data = read_split(context, train)
     where = from_table(space and space.read_table(), template, settings, language_model.device)
-    sums = target_sums(language_model, template, data, settings, clipping_norm, mechanism, where, unfinished)
+    sums = target_sums(
+        language_model,
+        template,
+        data,
+        settings,
+        clipping_norm,
+        mechanism,
+        where,
+        unfinished,
+        rows_per_unit,
+    )
     if ledger and release:
         made = _release(sums, where, mechanism, ledger, release, context, publication)
     else:
@@ -113,6 +131,7 @@ def planned_release(
     settings: TargetGradientSettings,
     clipping_norm: float,
     mechanism: GaussianMechanism,
+    rows_per_unit: int | None = None,
     key: str = "",
 ) -> Release:
     """Describe the release of a private target. `key` is the stage's key, which depends on the data."""
@@ -124,7 +143,11 @@ def planned_release(
         "clipping_norm": clipping_norm,
         "mechanism": mechanism,
     }
-    return release_of(context.recipe, mechanism, settings, key, settings_key=stage_key(STAGE, inputs))
+    if rows_per_unit is not None:
+        inputs["rows_per_unit"] = rows_per_unit
+    return release_of(
+        context.recipe, mechanism, settings, context.unit_column, key, settings_key=stage_key(STAGE, inputs)
+    )
 
 
 def _already_released(ledger: Ledger, publication: Publication) -> StageArtifact | None:

@@ -208,7 +208,7 @@ def privacy(
 @app.command(group=RUNNING)
 def audit(recipe: RecipeName, /, *, changes: Changes = Changes()) -> int:
     """Audit a recipe's noise mechanism with canaries. Reads no data."""
-    from gradmm.audit.canaries import audit_release
+    from gradmm.audit.mechanism_audit import mechanism_audit
     from gradmm.deployments.cli.summary import print_audit
     from gradmm.privacy.release_plan import release_plan
 
@@ -216,7 +216,7 @@ def audit(recipe: RecipeName, /, *, changes: Changes = Changes()) -> int:
     plan = release_plan(loaded)
     if plan.mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
-    result = audit_release(plan.mechanism, plan.norms, loaded.mechanism_audit, loaded.seed)
+    result = mechanism_audit(plan.mechanism, plan.norms, loaded.mechanism_audit, loaded.seed)
     print_audit(result, plan.mechanism)
     return EXIT_OK if result.passes else EXIT_BUG
 

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from gradmm.audit.mechanism_audit import MechanismAudit  # it imports scikit-learn
 
 
+#: Names of the audit's checks, and the digits to show.
+CHECKS = {
+    "sensitivity": ("change of the sums by one unit, in C", 7),
+    "noise": ("standard deviation, by the claimed one", 4),
+    "correlation": ("largest correlation, in standard deviations", 2),
+}
+
+
 def print_summary(record: RunRecord, root: Root) -> None:
     """Print each stage's result, the guarantee, and the paths of the release folder and the report."""
     table = Table(title=f"{record.recipe.name}: {record.run_id}", title_justify="left")
@@ -59,7 +67,7 @@ def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None
     entries, plan, name = ledger.all_entries(), release_plan(recipe), printable(recipe.ledger)
     mechanism, account = plan.mechanism, {"data": recipe.ledger, "ledger": str(ledger.file), "releases": entries}
     if mechanism is not None:
-        planned = release_of(recipe.name, mechanism, plan.target)
+        planned = release_of(recipe.name, mechanism, plan.target, recipe.privacy.unit_column)
         held = ledger.budget()
         budget = held or budget_of(recipe.privacy, mechanism)
         spent, refusal = ledger.spent(budget.delta, budget.adjacency), None
@@ -105,16 +113,26 @@ def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None
 
 
 def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
-    """Print the epsilon that each test certified, beside the epsilon expected of a correct mechanism."""
-    tests = (audit.repeated_draws, audit.one_run)
-    table = Table(
+    """Print the checks with their limits, and the epsilon that each attack certified beside the expected one."""
+    checks = Table(
         title=f"audit of epsilon {mechanism.epsilon:g}, delta {mechanism.delta:.3g}", title_justify="left"
     )
+    for heading in ("check", "of", "measured", "if correct", ""):
+        checks.add_column(heading)
+    for check in audit.checks:
+        name, digits = CHECKS[check.test]
+        limits = f"{check.low:.{digits}f} to {check.high:.{digits}f}"
+        result = "passed" if check.passes else "FAILED"
+        checks.add_row(name, check.part or "", f"{check.measured:.{digits}f}", limits, result)
+    print_table(checks)
+    tests = (audit.repeated_draws, audit.one_run)
+    attacks = Table(title="attacks", title_justify="left")
     for heading in ("", *(test.test for test in tests)):
-        table.add_column(heading)
+        attacks.add_column(heading)
+    repeated = audit.repeated_draws
     rows = {
-        "releases": [f"{2 * audit.repeated_draws.draws} (half with a canary)", "1"],
-        "canaries": [str(test.canaries) for test in tests],
+        "releases": [f"{-(-2 * repeated.draws // repeated.canaries)}", "1"],
+        "canaries in each": [str(test.canaries) for test in tests],
         "correct guesses": ["", f"{audit.one_run.correct} of {audit.one_run.guesses}"],
         "lower bound on epsilon": [f"{test.certified_epsilon:.3f}" for test in tests],
         "expected if correct": [f"{test.expected_certified_epsilon:.3f}" for test in tests],
@@ -123,9 +141,7 @@ def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
         "TPR at 0.1% FPR": [f"{test.tpr_at_01_fpr:.2%}" for test in tests],
     }
     for name, values in rows.items():
-        table.add_row(name, *values)
-    print_table(table)
-    print(
-        f"{'passed' if audit.passes else 'FAILED: the mechanism leaks more than it claims'} "
-        f"(confidence {audit.one_run.confidence:g} per test)"
-    )
+        attacks.add_row(name, *values)
+    print_table(attacks)
+    verdict = "; ".join(["FAILED", *audit.failed]) if audit.failed else "passed"
+    print(f"{verdict} (a correct mechanism fails with a probability of at most {audit.false_alarms:.2%})")

@@ -146,7 +146,7 @@ class StageRuns:
     def _configured(self, stage: Task[..., StageArtifact], merge: str | None = None) -> Task[..., StageArtifact]:
         """Return the task with the run's result storage. Forcing `merge` also forces the shards that it merges."""
         forced = not {stage.name, merge}.isdisjoint(self.context.force)
-        return stage.with_options(result_storage=self._storage, refresh_cache=forced)
+        return stage.with_options(result_storage=self._storage, refresh_cache=forced or bool(stage.refresh_cache))
 
     @cached_property
     def _storage(self) -> ResultStorage:

@@ -55,8 +55,12 @@ def artifact_key(*words: str) -> str:
 
 
 def plot_key(recipe: Recipe, records: Sequence[StageRecord]) -> str:
-    """Digest everything that decides the plot: the stages, the recipe and the code."""
-    parts = [_code_digest(), recipe.model_dump(mode="json"), [(each.stage, each.sha256) for each in records]]
+    """Digest everything that decides the plot: the stages, the recipe and the code.
+
+    The mechanism's audit, which every private run makes anew, has no plot, and no plot shows it.
+    """
+    stages = [(each.stage, each.sha256) for each in records if each.stage != "mechanism_audit"]
+    parts = [_code_digest(), recipe.model_dump(mode="json"), stages]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -1,67 +1,152 @@
-"""Apply the clipping and the noise of a real release, with all its parts, to the audit's canaries."""
+"""Put canaries into a release: vectors that the audit makes itself, instead of those of private records.
+
+They go through the code that clips and sums real records (`RecordSums`), and adds noise to the sums
+(`TargetSums`). Each canary has coordinates of its own in every part of a record's vector: one of its class's
+gradient, one feature, and the square of this feature. Canaries are therefore orthogonal, and each is an experiment
+by itself.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from gradmm.audit.mechanism_audit import MechanismAudit, mechanism_audit
-from gradmm.config.settings import MechanismAuditSettings
 from gradmm.gradients.head_gradient import HeadGradients
-from gradmm.privacy.clipped_sum import ClippedSum
+from gradmm.privacy.clipped_sum import RecordSums, RecordVectors, UnitSizes
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.target.probe import Moments
+from gradmm.target.target_gradient import TargetSums
+
+#: A canary's norm before clipping, in clipping norms. If clipping is skipped, its signal grows by this factor.
+CANARY_NORM = 10.0
+
+#: Rows of a class's gradient, and the smallest number of its columns.
+ROWS, MIN_COLUMNS = 4, 64
+
+#: Records in memory at a time; the discrete sampler builds each one's products.
+BATCH = 64
 
 
-def audit_release(
-    mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int
-) -> MechanismAudit:
-    """Audit the mechanism of a release with canaries. Needs no private data."""
-    return mechanism_audit(
-        CanaryRelease(mechanism, norms),
-        mechanism,
-        settings.draws_of(mechanism.sampler),
-        settings.canaries,
-        settings.guesses,
-        settings.confidence,
-        seed,
-    )
-
-
+@dataclass(frozen=True)
 class CanaryRelease:
-    """The clipping and the noise of a target's release, applied to canaries: dense vectors made by the audit.
+    """Releases of one mechanism whose records are canaries; even ones are in class 0, odd ones in class 1.
 
-    Each part of the release has the same share of a canary's coordinates as of the squared clipping norm. A canary
-    in a random direction then exceeds every part's norm by about the same factor.
+    Class 1 has a centre that is subtracted from its gradients, as in the target's space.
     """
 
-    #: Rows of a part's matrix, and coordinates: more than the default number of canaries, which can be orthogonal.
-    ROWS, DIMS = 4, 512
-
-    def __init__(self, mechanism: GaussianMechanism, norms: ReleaseNorms) -> None:
-        self._mechanism = mechanism
-        whole = sum(norm**2 for norm in norms)
-        columns = self.DIMS // self.ROWS
-        self._parts = [(norm, round(columns * norm**2 / whole)) for norm in norms if norm > 0]
+    mechanism: GaussianMechanism
+    norms: ReleaseNorms
+    canaries: int
 
     @property
-    def dims(self) -> int:
-        return self.ROWS * sum(columns for _, columns in self._parts)
+    def columns(self) -> int:
+        """Columns of a class's gradient."""
+        return max(MIN_COLUMNS, -(-self.canaries // (2 * ROWS)))
 
-    def sum_of(self, records: np.ndarray) -> np.ndarray:
-        """Sum the records' clipped vectors (records x dims) by the code that sums those of real records."""
-        if not len(records):
-            return np.zeros(self.dims)
-        begin, sums = 0, []
-        for norm, columns in self._parts:
-            end = begin + self.ROWS * columns
-            dense = torch.from_numpy(records[:, begin:end]).view(-1, self.ROWS, columns)
-            # As factors: the unit vector e_t as residual, and row t of the matrix as hidden state.
-            rows = torch.eye(self.ROWS, dtype=torch.float64).expand(len(dense), -1, -1)
-            sums.append(ClippedSum().add(HeadGradients(rows, dense), norm, self._mechanism).total.flatten())
-            begin = end
-        return torch.cat(sums).numpy()
+    @cached_property
+    def labels(self) -> Int[np.ndarray, " canaries"]:
+        return np.arange(self.canaries) % 2
 
-    def noise(self, count: int) -> np.ndarray:
-        """Draw the noise of `count` releases (count x dims)."""
-        return self._mechanism.noise((count, self.dims))
+    @cached_property
+    def gradients(self) -> Float[Tensor, "canaries rows columns"]:
+        """The canaries' gradients, of norm `CANARY_NORM` C, after the centre was subtracted."""
+        own = torch.arange(self.canaries) // 2
+        gradients = torch.zeros(self.canaries, ROWS * self.columns, dtype=torch.float64)
+        gradients[torch.arange(self.canaries), own] = CANARY_NORM * self.mechanism.clipping_norm
+        return gradients.view(self.canaries, ROWS, self.columns)
+
+    @cached_property
+    def features(self) -> Float[Tensor, "canaries canaries"]:
+        """The canaries' features, of norm `CANARY_NORM`."""
+        return CANARY_NORM * torch.eye(self.canaries, dtype=torch.float64)
+
+    @cached_property
+    def centre(self) -> Float[Tensor, "rows columns"]:
+        """The centre of class 1."""
+        count = ROWS * self.columns
+        return self.mechanism.clipping_norm * torch.linspace(-1, 1, count, dtype=torch.float64).view(ROWS, -1)
+
+    def sums(self, included: Bool[np.ndarray, " canaries"]) -> TargetSums:
+        """Sum the canaries that are in. Absent ones are replaced by their negatives if records are replaced."""
+        signs, present = np.ones(self.canaries), included
+        if self.mechanism.adjacency == "replace":
+            signs, present = np.where(included, 1.0, -1.0), np.ones_like(included)
+        factors = torch.from_numpy(signs)
+        gradients, features = factors[:, None, None] * self.gradients, factors[:, None] * self.features
+        return self.sums_of(gradients, features, self.labels, torch.from_numpy(present))
+
+    def sums_of(
+        self,
+        gradients: Float[Tensor, "records rows columns"],
+        features: Float[Tensor, "records features"],
+        labels: Int[np.ndarray, " records"],
+        present: Bool[Tensor, " records"],
+        share: Float[Tensor, " records"] | None = None,
+    ) -> TargetSums:
+        """Sum records of given vectors, by the code that sums real ones.
+
+        Args:
+            share: the share of a unit's 1 / `share` records that is in this class; None: each record is a unit.
+        """
+        share = torch.ones(len(gradients), dtype=torch.float64) if share is None else share
+        by_label = {0: RecordSums(), 1: RecordSums()}
+        for label, sums in by_label.items():
+            of_class = torch.from_numpy(np.flatnonzero(labels == label))
+            centre = self.centre if label else None
+            for rows in of_class.split(BATCH):
+                dense = gradients[rows] + (0.0 if centre is None else centre)
+                # As factors: the unit vector e_t as residual, and row t of the matrix as hidden state.
+                unit = torch.eye(ROWS, dtype=torch.float64).expand(len(rows), -1, -1)
+                probed = features[rows, None] if self.norms.second_moment else None
+                units = UnitSizes(1 / share[rows], share[rows])
+                vectors = RecordVectors(HeadGradients(unit, dense, centre), probed, present[rows], units)
+                sums.add(vectors, self.norms, self.mechanism)
+        return TargetSums.of(by_label, self.norms, {})
+
+    def parts(self, values: dict[int, Tensor], moments: Moments | None) -> dict[str, Float[np.ndarray, " _"]]:
+        """Return each part of a release as a flat vector, in the units in which noise is added."""
+        vector = {f"gradient {label}": value for label, value in values.items()}
+        if moments is not None:
+            for label, total in moments.class_sums.items():
+                vector[f"class sum {label}"] = total * self.norms.class_sum
+            vector["second moment"] = moments.second_moment * self.norms.second_moment
+        return {part: value.double().flatten().numpy() for part, value in vector.items()}
+
+    def released(self, sums: TargetSums) -> dict[str, Float[np.ndarray, " _"]]:
+        """Release the sums once; return the parts of the noisy vector."""
+        return self.parts(*sums.release(self.mechanism))
+
+    def clean(self, sums: TargetSums) -> dict[str, Float[np.ndarray, " _"]]:
+        """Return the parts of the noiseless vector."""
+        return self.parts(sums.values, sums.moments)
+
+    def scores(self, parts: dict[str, Float[np.ndarray, " _"]]) -> Float[np.ndarray, " canaries"]:
+        """Project a release's vector on the direction in which each canary moves it."""
+        own = np.arange(self.canaries) // 2
+        gradient = np.where(self.labels == 0, parts["gradient 0"][own], parts["gradient 1"][own])
+        shares = np.array(self._moved) / np.linalg.norm(self._moved)
+        if len(shares) == 1:
+            return gradient
+        each = np.arange(self.canaries)
+        class_sum = np.where(self.labels == 0, parts["class sum 0"][each], parts["class sum 1"][each])
+        moment = parts["second moment"].reshape(self.canaries, -1)[each, each]
+        return shares @ np.stack([gradient, class_sum, moment][: len(shares)])
+
+    @property
+    def shift(self) -> float:
+        """The difference between a canary's scores when it is in and when it is out."""
+        return float(np.linalg.norm(self._moved)) * (2.0 if self.mechanism.adjacency == "replace" else 1.0)
+
+    @property
+    def _moved(self) -> tuple[float, ...]:
+        """How far a canary moves each part. Replaced by its negative, its second moment is the same."""
+        gradient, class_sum, second_moment = self.norms
+        if not second_moment:
+            return (gradient,)
+        return (gradient, class_sum) if self.mechanism.adjacency == "replace" else tuple(self.norms)

@@ -1,10 +1,10 @@
-"""Audit the mechanism: put canary gradients through clipping and noise, and certify lower bounds on epsilon.
+"""Audit the mechanism: put canaries through the code of a release, and compare the result with the claim.
 
-The audit attacks only the mechanism, with gradients that it makes itself, so it needs no private data. It finds
-*lower* bounds on epsilon. A bound above the claim shows a bug. A bound below the claim proves nothing, except that
-there is no bug large enough for the audit to detect (see the expected and the largest certifiable bounds).
+The canaries are vectors that the audit makes itself, so it needs no private data (see `canaries`). Two attacks
+find *lower* bounds on epsilon. A bound above the claim shows a bug; one below it proves nothing. The `checks` find
+bugs that no attack can find at a small epsilon.
 
-Repeated draws: many releases, each with a canary or without it by a fair coin (`certified_epsilon`).
+Repeated draws: many releases, each canary in or out by a fair coin (`certified_epsilon`).
 One run: many canaries, each in or out by a fair coin, guessed from one release (`one_run_epsilon`). It needs a
 single release, and certifies less.
 """
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from gradmm.audit.canaries import CanaryRelease
+from gradmm.audit.checks import Check, NoiseSample, check_sensitivity, required_sigma
 from gradmm.audit.one_run import check_guesses, expected_correct_guesses, one_run_epsilon
 from gradmm.audit.repeated_draws import (
     certified_epsilon,
@@ -26,13 +28,19 @@ from gradmm.audit.repeated_draws import (
     expected_certified_epsilon,
     planned_threshold,
 )
-from gradmm.config.settings import Settings
+from gradmm.config.settings import MechanismAuditSettings, Settings
 from gradmm.errors import InputError
 from gradmm.metrics.roc import RocFigures, roc_figures
 from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.sensitivity import ReleaseNorms
 
 COLUMNS = [
     "test",
+    "part",
+    "passes",
+    "measured",
+    "low",
+    "high",
     "canaries",
     "draws",
     "guesses",
@@ -47,27 +55,11 @@ COLUMNS = [
     "tpr_at_01_fpr",
 ]
 
-#: A canary's norm before clipping, in clipping norms. If clipping is skipped, its signal grows by this factor.
-CANARY_NORM = 10.0
+#: Canaries of each of the repeated releases.
+PER_RELEASE = 64
 
-#: Noise values in memory at a time (8 MB).
-CHUNK_NUMBERS = 2**20
-
-
-@runtime_checkable
-class MechanismUnderTest(Protocol):
-    """The two steps of a release, as flat vectors of `dims` numbers. The base data are arbitrary, or empty."""
-
-    @property
-    def dims(self) -> int: ...
-
-    def sum_of(self, records: Float[np.ndarray, "records dims"]) -> Float[np.ndarray, " dims"]:
-        """Sum the clipped gradients of the base data and of these records, if any, without noise."""
-        ...
-
-    def noise(self, count: int) -> Float[np.ndarray, "count dims"]:
-        """Draw the noise of `count` releases, as a release draws it."""
-        ...
+#: Confidence of the checks. They see far more draws than the attacks, and every private run is checked.
+CHECK_CONFIDENCE = 0.9999
 
 
 class MechanismTest(Settings):
@@ -98,122 +90,152 @@ class MechanismTest(Settings):
 
 
 class MechanismAudit(Settings):
-    """The results of both tests of a mechanism."""
+    """The results of all checks and of both attacks."""
 
+    checks: tuple[Check, ...]
     repeated_draws: MechanismTest
     one_run: MechanismTest
 
     @property
     def passes(self) -> bool:
-        """Whether both tests pass. A correct mechanism fails with probability at most 2 (1 - confidence).
+        """Whether everything passes. A correct mechanism fails with a probability of at most `false_alarms`.
 
         In practice repeated draws almost never fail. One run fails with nearly its full error probability if
-        epsilon is so small that guesses are close to coin flips: 5% of correct mechanisms with epsilon 0.05 fail
-        at 95% confidence.
+        epsilon is so small that guesses are close to coin flips.
         """
-        return self.repeated_draws.passes and self.one_run.passes
+        return not self.failed
+
+    @property
+    def false_alarms(self) -> float:
+        """Bound on the probability that a correct mechanism fails: two checks of the noise, and two attacks."""
+        return 2 * (1 - CHECK_CONFIDENCE) + 2 * (1 - self.one_run.confidence)
+
+    @property
+    def failed(self) -> list[str]:
+        """What failed, in words."""
+        checks = [
+            f"{check.test}{f' of {check.part}' if check.part else ''} is {check.measured:.6g}, "
+            f"not in {check.low:.6g} to {check.high:.6g}"
+            for check in self.checks
+            if not check.passes
+        ]
+        attacks = [
+            f"{attack.test} certify epsilon {attack.certified_epsilon:.3g}, above {attack.claimed_epsilon:g}"
+            for attack in (self.repeated_draws, self.one_run)
+            if not attack.passes
+        ]
+        return checks + attacks
+
+    def check(self, test: Literal["sensitivity", "noise", "correlation"]) -> Check:
+        """Return the result of a check; of the noise's, that of the part nearest to a limit, or beyond."""
+        return max((check for check in self.checks if check.test == test), key=lambda check: check.extremity)
 
     def as_frame(self) -> pd.DataFrame:
-        """Return one row per test, with the columns `COLUMNS`; `guesses` and `correct` are missing integers for
-        repeated draws."""
-        rows = [test.model_dump() for test in (self.repeated_draws, self.one_run)]
-        return pd.DataFrame(rows, columns=COLUMNS).astype({"guesses": "Int64", "correct": "Int64"})
+        """Return one row per check and attack, with the columns `COLUMNS`; what a row does not have is missing."""
+        shared = self.repeated_draws.model_dump(include={"claimed_epsilon", "delta"})
+        shared["confidence"] = CHECK_CONFIDENCE
+        rows = [shared | each.model_dump() | {"passes": each.passes} for each in self.checks]
+        rows += [each.model_dump() | {"passes": each.passes} for each in (self.repeated_draws, self.one_run)]
+        counts = dict.fromkeys(("canaries", "draws", "guesses", "correct"), "Int64")
+        return pd.DataFrame(rows, columns=COLUMNS).astype(counts)
 
 
 def mechanism_audit(
-    mechanism: MechanismUnderTest,
-    claim: GaussianMechanism,
-    draws: int = 100_000,
-    canaries: int = 500,
-    guesses: int = 100,
-    confidence: float = 0.95,
-    seed: int = 0,
+    mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int = 0
 ) -> MechanismAudit:
-    """Put canaries through the mechanism, and compare the epsilon that their scores certify with the claim.
+    """Release canaries many times by the mechanism, and compare what comes out with its claim.
 
-    Canaries have random directions and a norm of `CANARY_NORM` times the claimed clipping norm. If the claimed
-    adjacency is "replace", an absent canary is replaced by its negative.
+    If the claimed adjacency is "replace", an absent canary is replaced by its negative.
 
     Args:
-        claim: epsilon, delta, clipping norm and adjacency are tested. Sigma is used only to plan the threshold and
-            to compute the expected bounds.
-        draws: releases with the canary, on average, and as many without it.
-        canaries, guesses: of the one run. Canaries are orthogonal unless there are more than dimensions; then they
-            interfere with one another, and the one run hardly detects bugs in the clipping.
-        seed: of the directions and the coins, which the mechanism must not know. Its noise is its own.
+        mechanism: its epsilon, delta, clipping norm and adjacency are the claim.
+        norms: of the parts of a record's vector.
+        seed: of the coins, which the mechanism must not know. Its noise is its own.
 
     Raises:
-        InputError: for fewer than two draws, more guesses than canaries, coins that put every canary in or every
-            canary out, or scores that are not finite.
+        InputError: for more guesses than canaries, coins that put every canary in or every canary out, or scores
+            that are not finite.
     """
     rng = np.random.default_rng(seed)
-    noise_multiplier = claim.sigma / claim.sensitivity
-    outcome = partial(MechanismTest, claimed_epsilon=claim.epsilon, delta=claim.delta, confidence=confidence)
+    draws, sigma = settings.draws_of(mechanism.sampler), required_sigma(mechanism)
+    outcome = partial(
+        MechanismTest,
+        claimed_epsilon=mechanism.epsilon,
+        delta=mechanism.delta,
+        confidence=settings.confidence,
+    )
 
-    without, with_ = repeated_scores(mechanism, claim, draws, rng)
-    threshold = claim.sensitivity * planned_threshold(noise_multiplier, claim.delta, draws)
+    release = CanaryRelease(mechanism, norms, PER_RELEASE)
+    noise = NoiseSample(sigma)
+    without, with_ = repeated_scores(release, draws, rng, noise)
+    multiplier = sigma / release.shift
+    threshold = release.shift * planned_threshold(multiplier, mechanism.delta, draws)
     repeated_draws = outcome(
         test="repeated draws",
-        canaries=1,
+        canaries=release.canaries,
         draws=draws,
-        certified_epsilon=certified_epsilon(without, with_, claim.delta, confidence, threshold),
-        expected_certified_epsilon=expected_certified_epsilon(noise_multiplier, claim.delta, draws, confidence),
+        certified_epsilon=certified_epsilon(without, with_, mechanism.delta, settings.confidence, threshold),
+        expected_certified_epsilon=expected_certified_epsilon(
+            multiplier, mechanism.delta, draws, settings.confidence
+        ),
         **_roc_figures(without, with_),
     )
 
-    included, scores = one_run_scores(mechanism, claim, canaries, rng)
-    correct = correct_guesses(included, scores, guesses)
-    expected = math.floor(expected_correct_guesses(canaries, guesses, mechanism.dims, noise_multiplier))
+    once = CanaryRelease(mechanism, norms, settings.canaries)
+    included, scores = one_run_scores(once, rng)
+    correct = correct_guesses(included, scores, settings.guesses)
+    expected = math.floor(expected_correct_guesses(once.canaries, settings.guesses, multiplier))
+    certified, expected_bound = (
+        one_run_epsilon(once.canaries, settings.guesses, right, mechanism.delta, settings.confidence)
+        for right in (correct, expected)
+    )
     one_run = outcome(
         test="one run",
-        canaries=canaries,
+        canaries=once.canaries,
         draws=1,
-        guesses=guesses,
+        guesses=settings.guesses,
         correct=correct,
-        certified_epsilon=one_run_epsilon(canaries, guesses, correct, claim.delta, confidence),
-        expected_certified_epsilon=one_run_epsilon(canaries, guesses, expected, claim.delta, confidence),
+        certified_epsilon=certified,
+        expected_certified_epsilon=expected_bound,
         **_roc_figures(scores[~included], scores[included]),
     )
-    return MechanismAudit(repeated_draws=repeated_draws, one_run=one_run)
+    checks = (check_sensitivity(release, rng), *noise.checks(CHECK_CONFIDENCE))
+    return MechanismAudit(checks=checks, repeated_draws=repeated_draws, one_run=one_run)
 
 
 def repeated_scores(
-    mechanism: MechanismUnderTest, claim: GaussianMechanism, draws: int, rng: np.random.Generator
+    release: CanaryRelease, draws: int, rng: np.random.Generator, noise: NoiseSample
 ) -> tuple[Float[np.ndarray, " without"], Float[np.ndarray, " with"]]:
-    """Score releases without and with one canary: 2 x `draws` releases, each with it by a fair coin.
+    """Release canaries, in or out by fair coins, until there are 2 x `draws` scores. Collect the noise.
 
-    A score is a release's projection on the canary's direction, less that of the noiseless sum without the canary.
-    Releases are projected in chunks, which bounds the memory. An attacker can subtract noise that repeats, as
-    seeded noise does, so repeated noise is removed from the scores. (Among 100,000 correct draws, two coincide
-    with a probability of about 1e-6.)
+    A score is the release's projection on the direction in which its canary moves it, less that of the noiseless
+    sums without the canary. Canaries do not affect one another's scores.
     """
-    direction = _directions(1, mechanism.dims, rng)
-    canary = CANARY_NORM * claim.clipping_norm * direction
-    absent = mechanism.sum_of(_when_absent(canary, claim))
-    shift = float((mechanism.sum_of(canary) - absent) @ direction[0])
-    # At least two calls, so that seeded noise repeats.
-    noise = np.concatenate([_projected_noise(mechanism, direction[0], draws) for _ in range(2)])
-    included = rng.random(2 * draws) < 0.5
-    _, which, counts = np.unique(noise, return_inverse=True, return_counts=True)
-    noise[counts[which] > 1] = 0.0
-    return noise[~included], noise[included] + shift
+    absent = release.scores(release.clean(release.sums(np.zeros(release.canaries, dtype=bool))))
+    without, with_ = [], []
+    for _ in range(max(2, -(-2 * draws // release.canaries))):
+        included = rng.random(release.canaries) < 0.5
+        sums = release.sums(included)
+        clean, released = release.clean(sums), release.released(sums)
+        noise.add({part: released[part] - clean[part] for part in clean})
+        scores = release.scores(released) - absent
+        without.append(scores[~included])
+        with_.append(scores[included])
+    return np.concatenate(without), np.concatenate(with_)
 
 
 def one_run_scores(
-    mechanism: MechanismUnderTest, claim: GaussianMechanism, canaries: int, rng: np.random.Generator
+    release: CanaryRelease, rng: np.random.Generator
 ) -> tuple[Bool[np.ndarray, " canaries"], Float[np.ndarray, " canaries"]]:
     """Put canaries into one release by fair coins; return which ones are in, and the score of each.
 
-    A score is the projection, on the canary's direction, of the release minus the noiseless sum's expectation over
+    A score is the projection, on the canary's direction, of the release minus the noiseless sums' expectation over
     the coins. The expectation is the midpoint between all canaries in and all out.
     """
-    directions = _directions(canaries, mechanism.dims, rng)
-    present = CANARY_NORM * claim.clipping_norm * directions
-    included = rng.random(canaries) < 0.5
-    records = np.concatenate([present[included], _when_absent(present[~included], claim)])
-    release = mechanism.sum_of(records) + mechanism.noise(1)[0]
-    expectation = (mechanism.sum_of(present) + mechanism.sum_of(_when_absent(present, claim))) / 2
-    return included, directions @ (release - expectation)
+    included = rng.random(release.canaries) < 0.5
+    scores = release.scores(release.released(release.sums(included)))
+    ends = [release.clean(release.sums(np.full(release.canaries, every))) for every in (True, False)]
+    return included, scores - (release.scores(ends[0]) + release.scores(ends[1])) / 2
 
 
 def correct_guesses(
@@ -236,29 +258,3 @@ def _roc_figures(without: Float[np.ndarray, " without"], with_: Float[np.ndarray
         fix = "use more canaries or draws"
         raise InputError("the coins put every canary in, or every canary out", "mechanism_audit", fix)
     return roc_figures(with_, without)
-
-
-def _directions(count: int, dims: int, rng: np.random.Generator) -> Float[np.ndarray, "count dims"]:
-    """Draw unit vectors in random directions, orthogonal unless there are more than dimensions."""
-    normal = rng.normal(size=(count, dims))
-    if count > dims:
-        return normal / np.linalg.norm(normal, axis=1, keepdims=True)
-    return np.linalg.qr(normal.T).Q.T
-
-
-def _when_absent(
-    canaries: Float[np.ndarray, "canaries dims"], claim: GaussianMechanism
-) -> Float[np.ndarray, "records dims"]:
-    """Return the records that stand in for absent canaries: none, or their negatives if records are replaced."""
-    return -canaries if claim.adjacency == "replace" else canaries[:0]
-
-
-def _projected_noise(
-    mechanism: MechanismUnderTest, direction: Float[np.ndarray, " dims"], draws: int
-) -> Float[np.ndarray, " draws"]:
-    projected = np.empty(draws)
-    chunk = max(1, CHUNK_NUMBERS // len(direction))
-    for start in range(0, draws, chunk):
-        count = min(chunk, draws - start)
-        projected[start : start + count] = mechanism.noise(count) @ direction
-    return projected

@@ -5,8 +5,6 @@ Each canary is in or out by a fair coin (Steinke, Nasr and Jagielski, 2023).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from scipy.optimize import root_scalar
 from scipy.special import expit, ndtr
@@ -55,15 +53,13 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     return min(1.0, reached + 2 * canaries * delta * float(means.max()))
 
 
-def expected_correct_guesses(canaries: int, guesses: int, dims: int, noise_multiplier: float) -> float:
-    """Compute the expected result of `correct_guesses` on a Gaussian mechanism, for many canaries.
+def expected_correct_guesses(canaries: int, guesses: int, deviation: float) -> float:
+    """Compute the expected result of `correct_guesses` on a Gaussian mechanism, for many orthogonal canaries.
 
-    In units of the sensitivity, a score is +1/2 (in) or -1/2 (out), plus noise. If there are more canaries than
-    dimensions, the other canaries add a normal term of variance (canaries - 1) / (4 dims).
+    Args:
+        deviation: of a score's noise, in units of the difference between a canary in and out.
     """
     check_guesses(canaries, guesses)
-    others = (canaries - 1) / (4 * dims) if canaries > dims else 0.0
-    deviation = math.sqrt(noise_multiplier**2 + others)
     share = guesses / (2 * canaries)
 
     def in_and_above(threshold: float) -> float:

@@ -96,6 +96,10 @@ class Recipe(Settings):
             )
         if self.privacy.epsilon is not None:
             self._check_private()
+        elif self.privacy.unit_column is not None:
+            raise ValueError(
+                "privacy.unit_column: without privacy.epsilon there is no guarantee per unit; set null"
+            )
         return self
 
     def _check_full_gradient(self) -> None:
@@ -118,6 +122,8 @@ class Recipe(Settings):
             raise ValueError("data.max_per_class: adding a record could displace another; set null")
         if self.target_gradient.matching == "full-gradient":
             raise ValueError("target_gradient.matching: the full-gradient ablation is not private; set head")
+        if self.privacy.unit_column is not None and self.target_gradient.space == "full":
+            raise ValueError("privacy.unit_column: needs a small target space; set target_gradient.space")
         if self.model.dtype == "float16":
             raise ValueError("model.dtype: float16 overflows, which loses records of a private sum; set bfloat16")
         uses_size = self.target_gradient.centred and self.generation.matches == "mean"

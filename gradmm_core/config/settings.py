@@ -106,6 +106,14 @@ class PrivacySettings(Settings):
         default="floating-point",
         description="'discrete' resists attacks on the low-order bits of the noise, at about 10% more noise.",
     )
+    unit_column: str | None = Field(
+        default=None,
+        description="Column that names the person (or other unit) of each row of train. The guarantee is then per "
+        "unit, and declared_records and data.validation_rows count units. Default: each row is a unit.",
+    )
+    rows_per_unit: Count = Field(
+        default=10, description="Largest number of a unit's rows that are used: the first ones."
+    )
     budget_epsilon: Positive | None = Field(
         default=None,
         description="Total epsilon of all releases from this data, unless the ledger has a budget already. "
@@ -343,12 +351,12 @@ class MechanismAuditSettings(Settings):
     """Canary audit of the noise mechanism, run before any private data are read."""
 
     draws: Annotated[int, Field(ge=10)] = Field(
-        default=100_000, description="Releases with the canary, and as many without."
+        default=100_000, description="Canaries that are released, and as many that are left out."
     )
     canaries: Count = 500
     guesses: Count = 100
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
-        default=0.999, description="Stop the run if the mechanism fails at this confidence."
+        default=0.999, description="Stop the run if an attack finds more than the claim at this confidence."
     )
 
     def draws_of(self, sampler: str) -> int:

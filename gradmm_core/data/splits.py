@@ -10,7 +10,8 @@ The steps below are applied to a split in this order. Each states its effect on 
 2. Without a validation split, hold out `validation_rows` rows of train: those whose texts have the smallest keyed
    hashes. Adding a record moves at most one other record from validation to train. Train thus changes by exactly
    one record, and a sum over train keeps its sensitivity. (A shuffle or a stratified split lacks this property.)
-   Equal texts have adjacent ranks, so at most one text is in both validation and train.
+   Equal texts have adjacent ranks, so at most one text is in both validation and train. With a unit column, whole
+   units are held out, by the hashes of their names; all this then holds for units.
 3. Drop train rows with fewer than `min_words` words. Every record is treated independently.
 4. Keep at most `max_per_class` train rows of each class: those with the smallest keyed hashes. **This couples
    records**: in a class with more rows, adding a record displaces another, so the sensitivity doubles. `Recipe`
@@ -38,25 +39,34 @@ from gradmm.errors import InputError
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts and their labels, one of each per row."""
+    """Texts and their labels, one of each per row.
+
+    Attributes:
+        units: the unit of privacy that each row belongs to, numbered by their first rows; None if each row is one.
+    """
 
     texts: tuple[str, ...]
     labels: tuple[int, ...]
+    units: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.texts) != len(self.labels):
             raise ValueError(f"{len(self.texts)} texts, but {len(self.labels)} labels")
+        if self.units is not None and len(self.texts) != len(self.units):
+            raise ValueError(f"{len(self.texts)} texts, but {len(self.units)} units")
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the number of rows, all labels, all lengths in bytes and all texts, in row order."""
+        """SHA-256 of the number of rows, all labels, lengths in bytes, texts and units, in row order."""
         lengths = np.fromiter((len(text.encode()) for text in self.texts), "<i8", len(self))
         digest = hashlib.sha256(np.array([len(self), *self.labels], dtype="<i8").tobytes() + lengths.tobytes())
         for text in self.texts:  # one by one: a million joined texts take most of a gigabyte
             digest.update(text.encode())
+        if self.units is not None:
+            digest.update(np.array(self.units, dtype="<i8").tobytes())
         return digest.hexdigest()
 
     def of_class(self, label: int) -> list[int]:
@@ -65,7 +75,11 @@ class LabelledTexts:
 
     def take(self, rows: Sequence[int]) -> LabelledTexts:
         """Select rows, in the given order."""
-        return LabelledTexts(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows))
+        return LabelledTexts(
+            tuple(self.texts[row] for row in rows),
+            tuple(self.labels[row] for row in rows),
+            None if self.units is None else tuple(self.units[row] for row in rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -77,17 +91,20 @@ class Splits:
     test: LabelledTexts
 
 
-def load_splits(settings: DataSettings, labels: Sequence[int], seed: int) -> Splits:
+def load_splits(
+    settings: DataSettings, labels: Sequence[int], seed: int, unit_column: str | None = None
+) -> Splits:
     """Read a data set and prepare its splits by the steps in the module docstring.
 
     Args:
         labels: the labels of the classes. Each must occur in every split.
         seed: selects the rows held out for validation and those kept by `max_per_class`.
+        unit_column: names the unit of privacy of each row of train. None: each row is a unit.
 
     Raises:
         InputError: for invalid files, columns, texts or labels, and for a class without rows.
     """
-    train = _read_split(settings, settings.train_split, labels)
+    train = _read_split(settings, settings.train_split, labels, unit_column)
     if settings.validation_split is None:
         validation_name = f"the rows held out of split {settings.train_split!r}"
         train, validation = _hold_out(train, settings, seed)
@@ -107,17 +124,18 @@ def load_splits(settings: DataSettings, labels: Sequence[int], seed: int) -> Spl
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """A split being processed: texts (object array) and labels (int64), one of each per row."""
+    """A split being processed: texts (object array), labels (int64), and names of units if there are any."""
 
     texts: np.ndarray
     labels: np.ndarray
+    units: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __getitem__(self, which: np.ndarray) -> _Rows:
         """Select rows by a mask or by row numbers."""
-        return _Rows(self.texts[which], self.labels[which])
+        return _Rows(self.texts[which], self.labels[which], None if self.units is None else self.units[which])
 
 
 def _labelled_texts(rows: _Rows, labels: Sequence[int], name: str) -> LabelledTexts:
@@ -128,7 +146,8 @@ def _labelled_texts(rows: _Rows, labels: Sequence[int], name: str) -> LabelledTe
             "data",
             "add rows, remove the class, or lower data.min_words or data.validation_rows",
         )
-    return LabelledTexts(tuple(rows.texts.tolist()), tuple(rows.labels.tolist()))
+    units = None if rows.units is None else tuple(pd.factorize(rows.units)[0].tolist())
+    return LabelledTexts(tuple(rows.texts.tolist()), tuple(rows.labels.tolist()), units)
 
 
 # --- Which rows are used ------------------------------------------------------------------------------------
@@ -137,14 +156,19 @@ def _labelled_texts(rows: _Rows, labels: Sequence[int], name: str) -> LabelledTe
 def _hold_out(rows: _Rows, settings: DataSettings, seed: int) -> tuple[_Rows, _Rows]:
     """Split rows into train and validation, each in file order. See step 2 above for the use of hashes."""
     count, split = settings.validation_rows, settings.train_split
-    if len(rows) < 2 * count:
+    kind, total = ("rows", len(rows)) if rows.units is None else ("units", len(np.unique(rows.units)))
+    if total < 2 * count:
         raise InputError(
-            f"{count} validation rows cannot be held out of the {len(rows)} rows of split {split!r}",
+            f"{count} validation {kind} cannot be held out of the {total} {kind} of split {split!r}",
             "data.validation_rows",
-            f"hold out at most half ({len(rows) // 2}), or set data.validation_split",
+            f"hold out at most half ({total // 2}), or set data.validation_split",
         )
-    held_out = np.zeros(len(rows), dtype=bool)
-    held_out[_hash_order(rows, "validation", seed)[:count]] = True
+    if rows.units is None:
+        held_out = np.zeros(len(rows), dtype=bool)
+        held_out[_hash_order(rows, "validation", seed)[:count]] = True
+    else:
+        units = np.unique(rows.units)
+        held_out = np.isin(rows.units, units[np.argsort(_hashes(units, "validation", seed))[:count]])
     return rows[~held_out], rows[held_out]
 
 
@@ -163,29 +187,47 @@ def _hash_order(rows: _Rows, purpose: str, seed: int) -> np.ndarray:
 
     Sorts by the texts' hashes, keyed with purpose and seed; equal texts by label.
     """
+    return np.lexsort((rows.labels, _hashes(rows.texts, purpose, seed)))
+
+
+def _hashes(words: np.ndarray, purpose: str, seed: int) -> np.ndarray:
+    """Hash texts or names to integers, keyed with purpose and seed."""
     key = f"{purpose} {seed}".encode()
-    hashes = [hashlib.blake2b(text.encode(), key=key, digest_size=8).digest() for text in rows.texts]
-    return np.lexsort((rows.labels, np.frombuffer(b"".join(hashes), dtype="<u8")))
+    hashes = [hashlib.blake2b(word.encode(), key=key, digest_size=8).digest() for word in words]
+    return np.frombuffer(b"".join(hashes), dtype="<u8")
 
 
 # --- From tables to rows ------------------------------------------------------------------------------------
 
 
-def _read_split(settings: DataSettings, split: str, labels: Sequence[int]) -> _Rows:
+def _read_split(
+    settings: DataSettings, split: str, labels: Sequence[int], unit_column: str | None = None
+) -> _Rows:
     """Read the usable rows of a split: stripped, non-empty texts with labels among `labels`."""
     tables = _hub_tables(settings, split) if settings.path is None else _local_tables(settings.path, split)
     drops_empty = split == settings.train_split and settings.min_words > 0
-    parts = [_usable_rows(table, where, settings, labels, drops_empty) for where, table in tables]
-    return _Rows(np.concatenate([part.texts for part in parts]), np.concatenate([part.labels for part in parts]))
+    parts = [_usable_rows(table, where, settings, labels, drops_empty, unit_column) for where, table in tables]
+    units = [part.units for part in parts if part.units is not None]
+    return _Rows(
+        np.concatenate([part.texts for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate(units) if units else None,
+    )
 
 
 def _usable_rows(
-    table: pa.Table, where: str, settings: DataSettings, labels: Sequence[int], drops_empty: bool
+    table: pa.Table,
+    where: str,
+    settings: DataSettings,
+    labels: Sequence[int],
+    drops_empty: bool,
+    unit_column: str | None,
 ) -> _Rows:
     if table.num_rows == 0:
         raise InputError("contains no rows", where, "add rows, or choose another split")
     text_column = settings.text_column or _default_text_column(table.column_names, where)
-    rows = _Rows(_texts(table, text_column, where), _labels(table, settings.label_column, where))
+    units = None if unit_column is None else _units(table, unit_column, where)
+    rows = _Rows(_texts(table, text_column, where), _labels(table, settings.label_column, where), units)
     known = np.isin(rows.labels, labels)
     if not known.all() and not settings.drop_other_labels:
         row = known.argmin()
@@ -239,6 +281,20 @@ def _labels(table: pa.Table, name: str, where: str) -> np.ndarray:
         raise InputError(f"row {row} has {problem}", where, "label the classes with integers")
     return numbers.astype(np.int64)
 
+
+def _units(table: pa.Table, name: str, where: str) -> np.ndarray:
+    """Read the names of units, integers or text, as text."""
+    column = _column(table, name, "privacy.unit_column", where)
+    if not any(is_type(column.type) for is_type in _UNIT_TYPES):
+        problem = f"the column {name!r} holds {_kind(column.type)}, neither integers nor text"
+        raise InputError(problem, where, "set privacy.unit_column")
+    if column.null_count:
+        row = column.is_null().to_numpy().argmax()
+        raise InputError(f"row {row} has no unit", where, f"fill the column {name!r}, or remove the row")
+    return column.cast(pa.string()).to_pandas().to_numpy(dtype=object)
+
+
+_UNIT_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
 
 _LABEL_TYPES = (
     pa.types.is_integer,

@@ -114,8 +114,12 @@ class HeadGradients:
         products = self.inner_products(target, hidden_products)
         return matching_loss(loss, products, self.squared_norms(), target.square().sum())
 
-    def clip_scales(self, clipping_norm: float | None) -> Float[Tensor, " batch"]:
-        """Compute min(1, C / ||g_i||), the factor that clips each gradient to norm C; 1 for C = None."""
+    def clip_scales(self, clipping_norm: float | Float[Tensor, " batch"] | None) -> Float[Tensor, " batch"]:
+        """Compute min(1, C / ||g_i||), the factor that clips each gradient to norm C; 1 for C = None.
+
+        Args:
+            clipping_norm: C, one for all examples or each one's own.
+        """
         norms = self.norms()
         if clipping_norm is None:
             return torch.ones_like(norms)

@@ -78,8 +78,9 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             return f"{coordinates}, {probe} probe dimensions" if probe else coordinates
         case "mechanism_audit":
             return (
-                f"lower bound on epsilon {figures['certified_epsilon']:.2f} from {number(figures['draws'])} draws "
-                f"({figures['expected_certified_epsilon']:.2f} expected, {figures['claimed_epsilon']:g} claimed)"
+                f"noise {percent(figures['noise'])} of what is claimed; lower bound on epsilon "
+                f"{figures['certified_epsilon']:.2f} ({figures['expected_certified_epsilon']:.2f} expected, "
+                f"{figures['claimed_epsilon']:g} claimed)"
             )
         case "target_gradient":
             records = number(sum(figures["records"].values()))
@@ -148,9 +149,15 @@ def stage_figures(record: StageRecord, recipe: Recipe) -> list[tuple[str, str]]:
             draws = number(figures["draws"])
             return [
                 ("claimed epsilon", f"{figures['claimed_epsilon']:g}"),
+                ("largest change of the sums by one unit", f"{figures['sensitivity']:.6f} C"),
+                (
+                    "standard deviation of the noise, as a share of the claim",
+                    f"{percent(figures['noise'], digits=2)} (of a correct mechanism: "
+                    f"{percent(figures['noise_low'], digits=2)} to {percent(figures['noise_high'], digits=2)})",
+                ),
                 ("confidence of each lower bound", percent(figures["confidence"])),
-                (f"lower bound from {draws} draws with a canary and as many without", _lower_bound(figures, "")),
-                ("lower bound from many canaries in one draw", _lower_bound(figures, "one_run_")),
+                (f"lower bound from {draws} canaries in and as many out", _lower_bound(figures, "")),
+                ("lower bound from many canaries in one release", _lower_bound(figures, "one_run_")),
                 ("area under the ROC curve", f"{figures['auc']:.3f}"),
                 ("TPR at 1% FPR", percent(figures["tpr_at_1_fpr"])),
                 ("TPR at 0.1% FPR", percent(figures["tpr_at_01_fpr"], digits=2)),

@@ -67,6 +67,11 @@ class RunRecord(BaseModel, frozen=True):
     versions: dict[str, str]
     stages: list[StageRecord]
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether everything came from the cache, but for the mechanism's audit, which every private run makes."""
+        return all(stage.cached for stage in self.stages if stage.stage != "mechanism_audit")
+
     def stage(self, name: str) -> StageRecord:
         """Return the record of a stage."""
         return next(s for s in self.stages if s.stage == name)

@@ -26,7 +26,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.outputs.markdown import escape_markdown
 from gradmm.outputs.record import RunRecord
-from gradmm.privacy.guarantee import Guarantee
+from gradmm.privacy.guarantee import RECORD, Guarantee
 from gradmm.storage.artifacts import publish
 from gradmm.storage.atomic import temporary_folder
 from gradmm.storage.location import Location, create
@@ -187,7 +187,8 @@ def _target_space(settings: TargetGradientSettings) -> str:
 
 def _assumed_public(recipe: Recipe) -> str:
     declared = recipe.privacy.declared_records
-    size = f"the declared number of records ({declared})" if declared else "no number of records"
+    kind = "records" if recipe.privacy.unit_column is None else "units"
+    size = f"the declared number of {kind} ({declared})" if declared else f"no number of {kind}"
     return (
         "the model and its training data, the classes and their verbalisers, the template, the instructions, "
         f"the exemplars, every other setting in recipe.yaml, {size}"
@@ -215,6 +216,7 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         guarantee_table=guarantee_table(run),
         groups=groups_table(run.guarantee),
         correct=run.guarantee.correct_guesses,
+        of_records=run.guarantee.unit == RECORD,
         model=public_model_name(run),
         model_commit=run.model["revision"],
         version=run.versions["gradmm"],
@@ -266,8 +268,11 @@ def _train_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
 
 
 def groups_table(guarantee: Guarantee) -> list[tuple[int, str]]:
-    """Return the epsilon of a person with several records, at the release's delta; empty without a guarantee."""
-    if not guarantee.safe or guarantee.delta is None or guarantee.mu is None:
+    """Return the epsilon of a person with several records, at the release's delta.
+
+    Empty without a guarantee, or where a person's records are clipped together.
+    """
+    if guarantee.unit != RECORD or not guarantee.safe or guarantee.delta is None or guarantee.mu is None:
         return []
     return [(count, _number(guarantee.epsilon_at(guarantee.delta, count), ".3g")) for count in GROUPS]
 
@@ -277,9 +282,10 @@ def _privacy_json(guarantee: Guarantee) -> str:
     if guarantee.safe and guarantee.delta is not None:
         values["correct_guesses_at_most"] = guarantee.correct_guesses
         values["epsilon_at_delta"] = {f"{delta:g}": guarantee.epsilon_at(delta) for delta in DELTAS}
-        values["epsilon_of_records"] = {
-            str(count): guarantee.epsilon_at(guarantee.delta, count) for count in GROUPS
-        }
+        if guarantee.unit == RECORD:
+            values["epsilon_of_records"] = {
+                str(count): guarantee.epsilon_at(guarantee.delta, count) for count in GROUPS
+            }
     return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,7 +35,7 @@ class ClippedSum:
     def add(
         self,
         gradients: HeadGradients,
-        clipping_norm: float,
+        clipping_norm: float | Float[Tensor, " records"],
         mechanism: GaussianMechanism | None,
         counted: Bool[Tensor, " records"] | None = None,
     ) -> ClippedSum:
@@ -43,6 +44,7 @@ class ClippedSum:
         Each record's factor is computed in the whole batch, so that no other record's presence changes its bits.
 
         Args:
+            clipping_norm: one for all records, or each one's own.
             counted: false for records that count as zero; None: all are counted.
         """
         norms, scales = gradients.norms(), gradients.clip_scales(clipping_norm)
@@ -54,7 +56,7 @@ class ClippedSum:
             self._add(torch.from_numpy(mechanism.quantise(vectors).sum(axis=0)))
         else:
             self._add(gradients.select(counted).weighted_sum(scales[counted]).cpu())
-        self.clipped += int((norms[counted] > clipping_norm).sum())
+        self.clipped += int((norms > clipping_norm)[counted].sum())
         return self
 
     def _add(self, part: Tensor) -> None:
@@ -63,6 +65,34 @@ class ClippedSum:
         added = total - self.high
         self.low = self.low + ((self.high - (total - added)) + (part - added))
         self.high = total
+
+
+class RecordVectors(NamedTuple):
+    """The vectors of a batch of one class's records, before clipping.
+
+    If several records belong to one unit of privacy, a row holds the unit's records of this class: the vector of a
+    unit is the mean of its records' vectors.
+
+    Attributes:
+        gradients: in the target's space, float64. Those of a unit are the sum over its records of this class,
+            divided by the number of all its records.
+        features: x of each text, of norm at most 1, float64; zero where a unit has fewer texts. None without a
+            probe.
+        present: false at rows without a record.
+        units: None if each record is a unit.
+    """
+
+    gradients: HeadGradients
+    features: Float[Tensor, "rows texts features"] | None
+    present: Bool[Tensor, " rows"]
+    units: UnitSizes | None = None
+
+
+class UnitSizes(NamedTuple):
+    """The number of each unit's records, and the share of them that is in one class."""
+
+    records: Float[Tensor, " rows"]
+    share: Float[Tensor, " rows"]
 
 
 @dataclass
@@ -83,33 +113,29 @@ class RecordSums:
     records: int = 0
     ignored: int = 0
 
-    def add(
-        self,
-        gradients: HeadGradients,
-        features: Float[Tensor, "records features"] | None,
-        norms: ReleaseNorms,
-        mechanism: GaussianMechanism | None,
-        present: Bool[Tensor, " records"] | None = None,
-    ) -> RecordSums:
+    def add(self, vectors: RecordVectors, norms: ReleaseNorms, mechanism: GaussianMechanism | None) -> RecordSums:
         """Add records. With a mechanism, one whose gradient or features are not finite counts as zero.
 
-        Args:
-            features: x, of norm at most 1, float64; None without a probe.
-            present: false at rows without a record; None: every row has one.
+        A unit with the share w of its records in this class has the norms sqrt(w) C here. The squares of these add
+        up to C^2 over the classes, which have coordinates of their own. The second moment is one sum over all
+        classes, so its norm is w C.
         """
+        gradients, features, present, units = vectors
         finite = gradients.norms().isfinite()
         if features is not None:
-            finite &= features.isfinite().all(dim=1)
-        if present is None:
-            present = torch.ones_like(finite)
+            finite &= features.isfinite().flatten(1).all(dim=1)
         counted = present if mechanism is None else present & finite
+        one = torch.ones_like(finite, dtype=torch.float64)
+        records, share = units or UnitSizes(one, one)
         if features is not None:
-            # x and x x^T in the form of `HeadGradients`, as products of two factors.
-            row, one = features[:, None], features.new_ones(len(features), 1, 1)
-            self.class_sum.add(HeadGradients(one, norms.class_sum * row), norms.class_sum, mechanism, counted)
-            products = HeadGradients(row, norms.second_moment * row)
-            self.second_moment.add(products, norms.second_moment, mechanism, counted)
-        self.gradient.add(gradients, norms.gradient, mechanism, counted)
+            # The means of x and of x x^T in the form of `HeadGradients`, as products of two factors.
+            weights = (1 / records)[:, None, None]
+            ones = weights.expand(-1, features.shape[1], 1)
+            sums = HeadGradients(ones, norms.class_sum * features)
+            self.class_sum.add(sums, norms.class_sum * share.sqrt(), mechanism, counted)
+            products = HeadGradients(weights * features, norms.second_moment * features)
+            self.second_moment.add(products, norms.second_moment * share, mechanism, counted)
+        self.gradient.add(gradients, norms.gradient * share.sqrt(), mechanism, counted)
         self.records += int(present.sum())
         self.ignored += int((present & ~counted).sum())
         return self

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from importlib.metadata import version
-from typing import Literal
 
 from scipy.special import ndtr
 
 from gradmm.config.settings import PrivacySettings, Settings
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
+#: The unit of privacy without `privacy.unit_column`.
+RECORD = "one record"
+
 
 class Guarantee(Settings):
     """The guarantee of a mechanism, in the words and numbers of every report and release.
 
     Attributes:
+        unit: whose addition, removal or replacement the guarantee is about.
         mu: sensitivity / sigma of all releases together (Dong, Roth and Su, 2022); None if their noise is of
             several kinds.
     """
 
-    unit: Literal["one record"] = "one record"
+    unit: str = RECORD
     epsilon: float | None
     delta: float | None
     adjacency: str
@@ -42,9 +45,9 @@ class Guarantee(Settings):
 
     @property
     def correct_guesses(self) -> float | None:
-        """The largest share of correct guesses whether one record was among the data, where a coin has 0.5.
+        """The largest share of correct guesses whether one unit was among the data, where a coin has 0.5.
 
-        The observer sees all releases and knows all other records. For Gaussian noise the share is Phi(mu / 2)
+        The observer sees all releases and knows all other units. For Gaussian noise the share is Phi(mu / 2)
         (Dong, Roth and Su, 2022). For discrete noise it follows from epsilon and delta.
         """
         if self.mu is None or self.composed_epsilon is None or self.delta is None:
@@ -89,6 +92,7 @@ def guarantee(settings: PrivacySettings, mechanism: GaussianMechanism | None) ->
         mechanism: the one that the settings ask for; None without privacy.
     """
     return Guarantee(
+        unit=RECORD if settings.unit_column is None else f"all records with the same {settings.unit_column!r}",
         epsilon=settings.epsilon,
         delta=mechanism.delta if mechanism else None,
         adjacency=settings.adjacency,

@@ -80,6 +80,9 @@ class Release(Settings):
         Positive, Field(description="Upper bound on the norm of one record's vector, after any rounding.")
     ]
     adjacency: Adjacency
+    unit_column: Annotated[
+        str | None, Field(description="Column that names the unit of privacy; None: each record is a unit.")
+    ] = None
     noise: Literal["gaussian", "discrete-gaussian"] = "gaussian"
     space: Annotated[str, Field(description="The space of the released vector.")]
     stage_key: Annotated[str, Field(description="Digest of the target's data, settings, model and code.")]
@@ -90,6 +93,7 @@ def release_of(
     recipe: str,
     mechanism: GaussianMechanism,
     settings: TargetGradientSettings,
+    unit_column: str | None = None,
     stage_key: str = "",
     settings_key: str = "",
 ) -> Release:
@@ -102,6 +106,7 @@ def release_of(
         sigma=mechanism.sigma,
         clipping_norm=mechanism.record_norm,
         adjacency=mechanism.adjacency,
+        unit_column=unit_column,
         noise="discrete-gaussian" if mechanism.discrete else "gaussian",
         space=f"{space}, and a probe" if settings.probe_share > 0 else space,
         stage_key=stage_key,
@@ -248,6 +253,7 @@ class Ledger:
     def _check(self, own: _State, release: Release, budget: Budget) -> None:
         related = {ledger.name: ledger._read() for ledger in self.related() if ledger.name != self.name}
         past = [entry.release for state in (own, *related.values()) for entry in state.entries.values()]
+        _check_unit(past, release, self.file)
         _check_budget(own.budget or budget, past, release, "")
         for name, state in related.items():
             if state.budget is not None:
@@ -347,6 +353,19 @@ class Ledger:
                 if self._lines.append(line, after=count):
                     break
             return state
+
+
+def _check_unit(past: Sequence[Release], release: Release, file: Location) -> None:
+    """Raise an InputError if the unit of privacy is another one: guarantees for several units do not compose."""
+    others = {each.unit_column for each in past} - {release.unit_column}
+    if others:
+        before = others.pop()
+        counted = "each record is a unit" if before is None else f"units are named by the column {before!r}"
+        raise InputError(
+            f"in the releases so far, {counted}: guarantees for different units do not compose",
+            f"privacy.unit_column, with {file}",
+            f"set privacy.unit_column={'null' if before is None else before}",
+        )
 
 
 def _check_budget(budget: Budget, past: Sequence[Release], release: Release, whose: str) -> None:

@@ -65,12 +65,7 @@ class GaussianMechanism(Settings):
             return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
         if self.sampler == "discrete":
             return self.sensitivity * discrete_multiplier(self.epsilon, self.delta)
-        from dp_accounting.gaussian_mechanism import get_sigma_gaussian  # late: the import takes a second
-
-        multiplier = get_sigma_gaussian(self.epsilon, self.delta) * (1 + 1e-10)  # above the solver's error
-        while gaussian_delta(multiplier, self.epsilon) > self.delta:
-            multiplier *= 1 + 1e-12
-        return self.sensitivity * multiplier
+        return self.sensitivity * analytic_multiplier(self.epsilon, self.delta)
 
     @property
     def safe(self) -> bool:
@@ -175,6 +170,17 @@ def epsilon_of(mu: float, delta: float, discrete: bool) -> float:
 
     with np.errstate(divide="ignore"):  # the search starts at an epsilon whose delta underflows to 0
         return float(get_epsilon_gaussian(1 / mu, delta, tol=1e-15))
+
+
+@lru_cache
+def analytic_multiplier(epsilon: float, delta: float) -> float:
+    """Compute the smallest sigma / sensitivity with `gaussian_delta` at most delta, to ten digits, from above."""
+    from dp_accounting.gaussian_mechanism import get_sigma_gaussian  # late: the import takes a second
+
+    multiplier = get_sigma_gaussian(epsilon, delta) * (1 + 1e-10)  # above the solver's error
+    while gaussian_delta(multiplier, epsilon) > delta:
+        multiplier *= 1 + 1e-12
+    return multiplier
 
 
 @lru_cache

@@ -85,6 +85,11 @@ SCHEMAS: dict[str, pa.Schema] = {
     "mechanism_audit": pa.schema(
         [
             ("test", pa.string()),
+            ("part", pa.string()),
+            ("passes", pa.bool_()),
+            ("measured", pa.float64()),
+            ("low", pa.float64()),
+            ("high", pa.float64()),
             ("canaries", pa.int64()),
             ("draws", pa.int64()),
             ("guesses", pa.int64()),

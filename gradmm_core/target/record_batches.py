@@ -15,11 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,6 +26,7 @@ from gradmm.errors import InputError
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenIds, TokenisedTemplate, make_batch
+from gradmm.privacy.clipped_sum import RecordVectors
 from gradmm.target.features import text_means
 from gradmm.target.target_space import TargetSpace
 
@@ -44,20 +44,6 @@ def padded_length(tokens: int, positions: int | None = None) -> int:
     step = STEP if tokens <= SHORT else max(STEP, 2 ** ((tokens - 1).bit_length() - 3))
     length = -(-tokens // step) * step
     return length if positions is None else min(length, positions)
-
-
-class RecordVectors(NamedTuple):
-    """The vectors of a batch of one class's records, before clipping.
-
-    Attributes:
-        gradients: in the target's space, float64.
-        features: for the probe, of norm at most 1, float64; None without a probe.
-        present: false at rows without a record.
-    """
-
-    gradients: HeadGradients
-    features: Float[Tensor, "rows features"] | None
-    present: Bool[Tensor, " rows"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,10 @@ class RecordBatches:
     @torch.no_grad()
     def __call__(
         self, texts: TokenIds, records: Int[np.ndarray, " records"], label: int, skip: int = 0
-    ) -> Iterator[RecordVectors]:
+    ) -> Iterator[tuple[list[int], RecordVectors]]:
         """Compute the vectors of one class's records, those of the shortest padded length first.
+
+        Yields the numbers of a batch's records with their vectors, which are its first rows.
 
         A class without records has one batch without a record, which gives its sums their shape.
 
@@ -95,7 +83,7 @@ class RecordBatches:
         lengths = np.array([self._length(int(tokens), label) for tokens in texts.lengths[records]])
         order = np.argsort(lengths, kind="stable")[skip:]
         if not len(records):
-            yield self._vectors([], self._length(1, label), label, rows=1)
+            yield [], self._vectors([], self._length(1, label), label, rows=1)
         name = f"target gradient, label {label}"
         with tqdm(total=len(order), desc=name, unit="text", disable=None, leave=False) as bar:
             for length in np.unique(lengths[order]).tolist():
@@ -103,9 +91,8 @@ class RecordBatches:
                 rows = self._rows(length, label)
                 for start in range(0, len(of_length), rows):
                     part = of_length[start : start + rows]
-                    yield self._vectors(
-                        [texts[i] for i in part], length, label, rows if self.private else len(part)
-                    )
+                    padded = rows if self.private else len(part)
+                    yield part, self._vectors([texts[i] for i in part], length, label, padded)
                     bar.update(len(part))
 
     def _length(self, text_tokens: int, label: int) -> int:
@@ -116,7 +103,8 @@ class RecordBatches:
         """Compute the vectors of at most `rows` texts in one batch of `rows` x `length` tokens."""
         gradients, features = self._heads(texts + [[FILLER]] * (rows - len(texts)), length, label)
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
-        return RecordVectors(self.space.project(gradients, label), features, present)
+        each = None if features is None else features[:, None]
+        return RecordVectors(self.space.project(gradients, label), each, present)
 
     def _heads(
         self, texts: list[list[int]], length: int, label: int

@@ -27,6 +27,7 @@ from gradmm.target.checkpoint import UnfinishedSums
 from gradmm.target.probe import Moments
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import FULL, TargetSpace
+from gradmm.target.unit_groups import UnitGroups
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class TargetSums:
 
     Attributes:
         values: by label, rows x dimensions of the target's space; flat for the full gradient.
-        records: the number of records, by label.
+        records: the number of records, by label; of units that have records of this label, if these are clipped
+            together.
         ignored: the number of those that count as zero, because their vectors are not finite.
         text_tokens: the mean number of tokens of a text, by label.
         clip_fraction: the share of records whose gradient was clipped.
@@ -51,6 +53,27 @@ class TargetSums:
     norms: ReleaseNorms
     class_sums: dict[int, Tensor] | None = None
     second_moment: Tensor | None = None
+
+    @classmethod
+    def of(cls, sums: dict[int, RecordSums], norms: ReleaseNorms, text_tokens: dict[int, float]) -> TargetSums:
+        """Combine the sums over each class's records. The probe's second moment is one sum over all classes."""
+        records = {label: of_class.records for label, of_class in sums.items()}
+        probed = norms.second_moment > 0
+        return cls(
+            values={label: of_class.gradient.total for label, of_class in sums.items()},
+            records=records,
+            ignored=sum(of_class.ignored for of_class in sums.values()),
+            text_tokens=text_tokens,
+            clip_fraction=sum(of_class.gradient.clipped for of_class in sums.values())
+            / max(1, sum(records.values())),
+            norms=norms,
+            class_sums={label: of_class.class_sum.total[0] for label, of_class in sums.items()}
+            if probed
+            else None,
+            second_moment=torch.stack([of_class.second_moment.total for of_class in sums.values()]).sum(dim=0)
+            if probed
+            else None,
+        )
 
     @property
     def moments(self) -> Moments | None:
@@ -102,12 +125,14 @@ def target_sums(
     mechanism: GaussianMechanism | None,
     space: TargetSpace = FULL,
     unfinished: UnfinishedSums | None = None,
+    rows_per_unit: int | None = None,
 ) -> TargetSums:
     """Sum the records' clipped vectors in one pass over the data, with memory for one batch.
 
     Formal guarantee: every record enters the sums of one class only, with a vector of norm at most C (the squared
     norms of its parts, `ReleaseNorms`, add up to C^2). All sums together, as one vector, therefore change by at
-    most C in norm if a record is added or removed, and by at most 2 C if a record is replaced.
+    most C in norm if a record is added or removed, and by at most 2 C if a record is replaced. With
+    `rows_per_unit` the same holds for a unit with all its records (see `unit_groups`).
 
     In a private run no record can stop the sum: a vector that is not finite counts as zero, and so does a text
     without tokens.
@@ -115,6 +140,8 @@ def target_sums(
     Args:
         mechanism: releases the sums. For its discrete sampler, records are rounded to its grid.
         unfinished: the checkpoint to resume from and to write. Resuming gives bit-identical sums.
+        rows_per_unit: clip the records of each of the data's units together, at most this number of them. None:
+            each record is a unit.
 
     Raises:
         InputError: without a mechanism, if a text has no tokens, or a class's gradients vanish or are not finite;
@@ -125,40 +152,50 @@ def target_sums(
         language_model.tokenizer, data.texts, template.max_text_tokens, None if private else "train"
     )
     rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
-    norms = ReleaseNorms.of(clipping_norm, 0.0 if space.features is None else settings.probe_share)
-    running = unfinished.read() if unfinished else {}
-    record_batches = RecordBatches(language_model, template, space, settings.batch_size, private)
-    sums: dict[int, Tensor] = {}
-    clipped = 0
-    for label in template.labels:
-        if settings.matching == "head":
+    text_tokens = {label: float(texts.lengths[of].sum() / max(1, len(of))) for label, of in rows.items()}
+    if settings.matching == "head":
+        norms = ReleaseNorms.of(clipping_norm, 0.0 if space.features is None else settings.probe_share)
+        record_batches = RecordBatches(language_model, template, space, settings.batch_size, private)
+        running = unfinished.read() if unfinished else {}
+        for label in template.labels:
             of_class = running.setdefault(label, RecordSums())
-            for gradients, features, present in record_batches(texts, rows[label], label, of_class.records):
-                of_class.add(gradients, features, norms, mechanism, present)
+            if rows_per_unit is None:
+                batches = record_batches(texts, rows[label], label, of_class.records)
+            else:
+                batches = UnitGroups(record_batches, rows_per_unit)(texts, data, label, of_class.records)
+            for _, vectors in batches:
+                of_class.add(vectors, norms, mechanism)
                 if unfinished:
                     unfinished.write(running)
-            sums[label], count = of_class.gradient.total, of_class.gradient.clipped
-        else:
-            sums[label], count = _sum_full(language_model, template, texts, rows[label], label, clipping_norm)
-        clipped += count
-        if not private and (not sums[label].isfinite().all() or not sums[label].any()):
+        # In the order of the classes; a checkpoint has another.
+        sums = TargetSums.of({label: running[label] for label in template.labels}, norms, text_tokens)
+    else:
+        sums = _full_gradient_sums(language_model, template, texts, rows, text_tokens, clipping_norm)
+    for label, value in sums.values.items():
+        if not private and (not value.isfinite().all() or not value.any()):
             raise InputError(
                 f"the gradients of label {label} vanish or are not finite",
                 "target_gradient",
                 "use another model",
             )
-    return TargetSums(
-        values=sums,
-        records={label: len(rows[label]) for label in sums},
-        ignored=sum(of_class.ignored for of_class in running.values()),
-        text_tokens={label: float(texts.lengths[rows[label]].sum() / max(1, len(rows[label]))) for label in sums},
-        clip_fraction=clipped / max(1, len(data)),
-        norms=norms,
-        class_sums={label: running[label].class_sum.total[0] for label in sums} if space.features else None,
-        second_moment=torch.stack([running[label].second_moment.total for label in sums]).sum(dim=0)
-        if space.features
-        else None,
-    )
+    return sums
+
+
+def _full_gradient_sums(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: TokenIds,
+    rows: dict[int, Int[np.ndarray, " rows"]],
+    text_tokens: dict[int, float],
+    clipping_norm: float,
+) -> TargetSums:
+    values, clipped = {}, 0
+    for label, of_class in rows.items():
+        values[label], count = _sum_full(language_model, template, texts, of_class, label, clipping_norm)
+        clipped += count
+    records = {label: len(of_class) for label, of_class in rows.items()}
+    share = clipped / max(1, sum(records.values()))
+    return TargetSums(values, records, 0, text_tokens, share, ReleaseNorms(clipping_norm))
 
 
 def _sum_full(

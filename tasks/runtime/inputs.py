@@ -54,7 +54,7 @@ def dataset_fingerprint(context: RunContext) -> DataReference:
     """Read the data again and return the digests of its splits."""
     _splits.cache_clear()
     splits = redact_errors(
-        lambda: _splits(context.data, context.labels, context.seed),  # pyright: ignore[reportArgumentType]
+        lambda: _splits(context.data, context.labels, context.seed, context.unit_column),  # pyright: ignore[reportArgumentType]
         "dataset_fingerprint",
         context.root.errors,
     )
@@ -86,7 +86,7 @@ def read_split(context: RunContext, reference: SplitReference) -> LabelledTexts:
     Raises:
         InputError: if the data changed after the reference was made.
     """
-    splits = _splits(context.data, context.labels, context.seed)  # pyright: ignore[reportArgumentType]
+    splits = _splits(context.data, context.labels, context.seed, context.unit_column)  # pyright: ignore[reportArgumentType]
     texts: LabelledTexts = getattr(splits, reference.split)
     if reference.drawn:
         texts = _drawn(context, texts, *reference.drawn)
@@ -118,8 +118,8 @@ def _drawn(context: RunContext, texts: LabelledTexts, rows: int, seed: int) -> L
 
 
 @lru_cache(maxsize=1)
-def _splits(settings: DataSettings, labels: tuple[int, ...], seed: int) -> Splits:
-    return load_splits(settings, labels, seed)
+def _splits(settings: DataSettings, labels: tuple[int, ...], seed: int, unit_column: str | None) -> Splits:
+    return load_splits(settings, labels, seed, unit_column)
 
 
 def _reference(split: str, texts: LabelledTexts) -> SplitReference:

@@ -9,7 +9,7 @@ from __future__ import annotations
 #: Stages of a run, in order.
 RUN_STAGES = {
     "target_space": 3,
-    "mechanism_audit": 2,
+    "mechanism_audit": 3,
     "target_gradient": 4,
     "generation_shard": 9,
     "generation": 9,

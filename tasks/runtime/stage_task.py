@@ -54,6 +54,7 @@ class RunContext(BaseModel, frozen=True):
         force: stages to run again even if cached.
         budget: of all releases from this data, unless their owner has set another. None: no private run.
         ledger: name of the ledger that counts these releases.
+        unit_column: column of the data that names each row's unit of privacy. None: each row is a unit.
         redraw: draw and charge a private target even if there is one from the same data and settings.
         key: cache key of the call that receives this context; see `for_stage`.
     """
@@ -68,6 +69,7 @@ class RunContext(BaseModel, frozen=True):
     force: tuple[str, ...] = ()
     budget: Budget | None = None
     ledger: str = ""
+    unit_column: str | None = None
     redraw: bool = False
     key: str = ""
 
@@ -180,12 +182,17 @@ class StageCache(CachePolicy):
         return f"{self.stage}/{inputs['context'].key}"
 
 
-def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]], Task[..., StageArtifact]]:
+def stage_task(
+    stage: str, cached: bool = True
+) -> Callable[[Callable[..., Outcome | StageArtifact]], Task[..., StageArtifact]]:
     """Turn a function that returns a stage's rows and figures into a Prefect task.
 
     The task writes them as the stage's Parquet and returns a reference to it. The function's first parameter is
     the `RunContext`; all others determine the result. A function with a parameter `publication` writes its Parquet
     itself and returns the reference. Errors of a function that receives a split are redacted.
+
+    Args:
+        cached: whether a run may take the result of an earlier one.
     """
 
     def decorate(function: Callable[..., Outcome | StageArtifact]) -> Task[..., StageArtifact]:
@@ -220,6 +227,7 @@ def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]],
             run,
             name=stage,
             cache_policy=StageCache(stage),
+            refresh_cache=None if cached else True,
             persist_result=True,
             result_serializer="json",
             cache_result_in_memory=False,

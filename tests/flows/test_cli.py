@@ -24,8 +24,7 @@ import yaml
 from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
-from gradmm.audit.canaries import audit_release
-from gradmm.audit.mechanism_audit import MechanismAudit
+from gradmm.audit.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm.config.settings import MechanismAuditSettings
 from gradmm.deployments.cli.main import main
 from gradmm.deployments.cli.study_commands import StudyOptions
@@ -373,7 +372,8 @@ def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) 
     finished = gradmm("audit", recipe_file, "--set", "privacy.epsilon=4", "--set", "privacy.delta=1e-5")
     assert finished.status == 0
     assert "lower bound on epsilon" in finished.out
-    assert "passed (confidence 0.999 per test)" in finished.out
+    assert "standard deviation, by the claimed one" in finished.out
+    assert "passed (a correct mechanism fails with a probability of at most 0.22%)" in finished.out
     without = gradmm("audit", recipe_file)
     assert without.status == 2
     assert "privacy.epsilon: the recipe has no epsilon to audit" in without.err
@@ -396,9 +396,9 @@ def test_an_audit_is_of_the_parts_that_would_be_released(
         mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int
     ) -> MechanismAudit:
         audited.append(norms)
-        return audit_release(mechanism, norms, settings, seed)
+        return mechanism_audit(mechanism, norms, settings, seed)
 
-    monkeypatch.setattr("gradmm.audit.canaries.audit_release", audit)
+    monkeypatch.setattr("gradmm.audit.mechanism_audit.mechanism_audit", audit)
     private = ["--set", "privacy={epsilon: 0.05, delta: 1e-5, declared_records: 8000}"]
     for share, dimensions in ((0.5, "auto"), (0.5, 4), (0, "auto")):
         probe = f"target_gradient={{probe_share: {share}, probe_dimensions: {dimensions}}}"
@@ -414,7 +414,7 @@ def test_an_audit_that_fails_stops_the_run_before_it_reads_data(
     private = ["--set", "privacy.epsilon=1", "--set", "privacy.delta=1e-5", "--root", tmp_path / "root"]
     monkeypatch.setattr(GaussianMechanism, "noise", lambda self, shape: 1e-9 * np.random.randn(*shape))
     monkeypatch.setattr(inputs, "load_splits", lambda *_: pytest.fail("private data were read"))
-    with pytest.raises(RuntimeError, match="the mechanism leaks more than it claims"):
+    with pytest.raises(RuntimeError, match="the mechanism's audit failed: noise of gradient 0 is"):
         gradmm("run", recipe_file, *private)
     assert gradmm("audit", recipe_file, *private[:-2]).status == 1
 

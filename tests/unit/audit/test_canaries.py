@@ -1,30 +1,79 @@
+"""Canaries in a release: they go through every part of it, and none affects another's score."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gradmm.audit.canaries import CanaryRelease
+from gradmm.audit.canaries import CANARY_NORM, CanaryRelease
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 
-C = 1.0
+C = 0.7
+CANARIES = 40
+
+
+def release(probe_share: float, **changes: object) -> CanaryRelease:
+    values = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "clipping_norm": C,
+        "adjacency": "add-or-remove",
+        "calibration": "analytic",
+    }
+    mechanism = GaussianMechanism.model_validate(values | changes)
+    return CanaryRelease(mechanism, ReleaseNorms.of(C, probe_share), CANARIES)
+
+
+def only(canary: int) -> np.ndarray:
+    return np.arange(CANARIES) == canary
+
+
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+@pytest.mark.parametrize("canary", [0, 1, 17, CANARIES - 1])
+def test_a_canary_moves_every_part_of_its_class_by_that_parts_norm(
+    probe_share: float, canary: int, sampler: str
+) -> None:
+    canaries = release(probe_share, sampler=sampler)
+    assert float(canaries.gradients[canary].norm()) == pytest.approx(CANARY_NORM * C)
+    norms = canaries.norms
+    moved = {part: np.linalg.norm(value) for part, value in canaries.clean(canaries.sums(only(canary))).items()}
+    own, other = canary % 2, 1 - canary % 2
+    expected = {f"gradient {own}": norms.gradient, f"gradient {other}": 0.0}
+    if probe_share:
+        expected |= {f"class sum {own}": norms.class_sum, f"class sum {other}": 0.0}
+        expected["second moment"] = norms.second_moment
+    assert moved == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("probe_share", [0.0, 0.5])
-def test_a_canary_goes_through_every_part_of_a_release(probe_share: float) -> None:
-    norms = ReleaseNorms.of(C, probe_share)
-    mechanism = GaussianMechanism(
-        epsilon=1.0, delta=1e-5, clipping_norm=C, adjacency="add-or-remove", calibration="analytic"
-    )
-    release = CanaryRelease(mechanism, norms)
-    canary = np.random.default_rng(0).normal(size=(1, release.dims))
-    summed = release.sum_of(1e3 * canary)
-    assert len(summed) == release.dims == release.noise(1).shape[1] == 512
-    assert np.linalg.norm(summed) == pytest.approx(C, rel=1e-9)
-    begin = 0
-    for norm in norms:
-        part = summed[begin : begin + round(512 * norm**2 / C**2 / 4) * 4]
-        assert np.linalg.norm(part) == pytest.approx(norm, rel=1e-9)
-        begin += len(part)
-    # Nearly all of the norm is in the canary's own direction.
-    assert float(summed @ canary[0]) / np.linalg.norm(canary) > 0.99 * C
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
+def test_no_canary_affects_the_score_of_another(probe_share: float, adjacency: str) -> None:
+    canaries = release(probe_share, adjacency=adjacency)
+    included = np.random.default_rng(0).random(CANARIES) < 0.5
+    nobody = np.zeros(CANARIES, dtype=bool)
+    absent, scores = (canaries.scores(canaries.clean(canaries.sums(those))) for those in (nobody, included))
+    np.testing.assert_allclose(scores - absent, np.where(included, canaries.shift, 0.0), atol=1e-12)
+
+
+def test_a_canary_moves_the_sums_by_the_sensitivity_unless_its_negative_has_the_same_squares() -> None:
+    assert release(0.5).shift == pytest.approx(C)
+    assert release(0.0, adjacency="replace").shift == pytest.approx(2 * C)
+    norms = ReleaseNorms.of(C, 0.5)
+    both = 2 * (norms.gradient**2 + norms.class_sum**2) ** 0.5
+    assert release(0.5, adjacency="replace").shift == pytest.approx(both)
+
+
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+def test_a_release_is_the_clean_vector_plus_noise_in_each_coordinate(probe_share: float) -> None:
+    canaries = release(probe_share)
+    sums = canaries.sums(only(3))
+    clean, first, second = canaries.clean(sums), canaries.released(sums), canaries.released(sums)
+    assert clean.keys() == first.keys()
+    for part, value in clean.items():
+        assert value.shape == first[part].shape
+        noise = first[part] - value
+        assert np.abs(noise).min() > 0
+        assert 0.5 < noise.std() / canaries.mechanism.sigma < 1.5
+        assert not np.isin(noise, second[part] - value).any()

@@ -1,9 +1,8 @@
-"""The mechanism's audit: valid bounds, a published number, and planted bugs that it must detect."""
+"""The mechanism's audit: valid bounds, a published number, and a frame. test_planted_bugs.py plants bugs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from gradmm.audit.canaries import CanaryRelease
 from gradmm.audit.mechanism_audit import (
-    CHUNK_NUMBERS,
     COLUMNS,
     MechanismAudit,
     correct_guesses,
@@ -27,8 +26,10 @@ from gradmm.audit.repeated_draws import (
     largest_certifiable_epsilon,
     planned_threshold,
 )
+from gradmm.config.settings import MechanismAuditSettings
 from gradmm.errors import InputError
 from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.sensitivity import ReleaseNorms
 from tests.conftest import examples
 
 
@@ -43,28 +44,13 @@ def claim(epsilon: float = 1.0, delta: float = 1e-5, **changes: object) -> Gauss
     return GaussianMechanism.model_validate(values | changes)
 
 
-@dataclass
-class Release:
-    """Clip, and add the mechanism's noise, on some base data. The fields after `dims` plant bugs."""
+def canaries_of(mechanism: GaussianMechanism, count: int, probe_share: float = 0.5) -> CanaryRelease:
+    return CanaryRelease(mechanism, ReleaseNorms.of(mechanism.clipping_norm, probe_share), count)
 
-    mechanism: GaussianMechanism
-    dims: int = 64
-    clips: bool = True
-    noise_scale: float = 1.0
-    one_call_per_release: bool = False
-    largest_chunk: int = 0
 
-    def sum_of(self, records: np.ndarray) -> np.ndarray:
-        base = np.linspace(-50, 50, self.dims)
-        norms = np.linalg.norm(records, axis=1, keepdims=True)
-        scales = np.minimum(1.0, self.mechanism.clipping_norm / norms) if self.clips else 1.0
-        return base + (records * scales).sum(axis=0)
-
-    def noise(self, count: int) -> np.ndarray:
-        self.largest_chunk = max(self.largest_chunk, count * self.dims)
-        if self.one_call_per_release:
-            return np.stack([self.mechanism.noise((self.dims,)) for _ in range(count)])
-        return self.noise_scale * self.mechanism.noise((count, self.dims))
+def audit_of(mechanism: GaussianMechanism, probe_share: float = 0.5, **changes: object) -> MechanismAudit:
+    settings = MechanismAuditSettings.model_validate(changes)
+    return mechanism_audit(mechanism, ReleaseNorms.of(mechanism.clipping_norm, probe_share), settings)
 
 
 def gaussian_scores(
@@ -203,7 +189,7 @@ def test_the_expected_bound_grows_with_the_draws_to_the_true_epsilon_and_falls_w
 
 def test_one_canary_is_always_in_or_always_out_and_refused() -> None:
     with pytest.raises(InputError, match="every canary in, or every canary out"):
-        mechanism_audit(Release(claim()), claim(), 100, canaries=1, guesses=1)
+        audit_of(claim(), draws=100, canaries=1, guesses=1)
 
 
 # One run
@@ -265,92 +251,92 @@ def test_guesses_are_made_on_the_highest_and_lowest_scores(guesses: int, correct
     assert by_hand >= correct
 
 
-@pytest.mark.parametrize(("canaries", "guesses", "dims"), [(64, 16, 64), (50, 50, 64), (300, 60, 40)])
-def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: int, dims: int) -> None:
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+@pytest.mark.parametrize(("canaries", "guesses"), [(64, 16), (50, 50), (150, 30)])
+def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: int, probe_share: float) -> None:
     rng = np.random.default_rng(7)
-    audited = claim(8.0)
-    release = Release(audited, dims)
-    right = [correct_guesses(*one_run_scores(release, audited, canaries, rng), guesses) for _ in range(150)]
-    expected = expected_correct_guesses(canaries, guesses, dims, audited.sigma)
-    # Four standard errors over 150 runs, and a share of the guesses for the small number of canaries.
-    tolerance = 4 * float(np.std(right)) / math.sqrt(150) + 0.015 * guesses
+    release = canaries_of(claim(8.0), canaries, probe_share)
+    right = [correct_guesses(*one_run_scores(release, rng), guesses) for _ in range(100)]
+    expected = expected_correct_guesses(canaries, guesses, release.mechanism.sigma / release.shift)
+    # Four standard errors over 100 runs, and a share of the guesses for the small number of canaries.
+    tolerance = 4 * float(np.std(right)) / math.sqrt(100) + 0.015 * guesses
     assert np.mean(right) == pytest.approx(expected, abs=tolerance)
 
 
-def test_without_noise_every_guess_on_orthogonal_canaries_is_correct() -> None:
-    release = Release(claim(), noise_scale=1e-9)
-    included, scores = one_run_scores(release, claim(), 64, np.random.default_rng(8))
-    np.testing.assert_allclose(scores, np.where(included, 0.5, -0.5), atol=1e-6)
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
+def test_without_noise_every_guess_is_correct(adjacency: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GaussianMechanism, "noise", lambda _, shape: np.zeros(shape))
+    release = canaries_of(claim(adjacency=adjacency), 64)
+    included, scores = one_run_scores(release, np.random.default_rng(8))
+    half = release.shift / 2
+    np.testing.assert_allclose(scores, np.where(included, half, -half), atol=1e-12)
     assert 20 < included.sum() < 44
     assert correct_guesses(included, scores, 40) == 40
-    assert expected_correct_guesses(64, 64, 64, 1e-9) == pytest.approx(64)
+    assert expected_correct_guesses(64, 64, 1e-9) == pytest.approx(64)
 
 
 # The whole audit
 
 
-def caught(release: Release, audited: GaussianMechanism, draws: int = 100_000) -> MechanismAudit:
-    audit = mechanism_audit(release, audited, draws)
-    assert not audit.passes
-    assert not audit.repeated_draws.passes
-    return audit
-
-
-def test_a_correct_mechanism_passes_with_more_than_half_its_epsilon_certified() -> None:
-    """The system's noise has no seed; a bound below a half occurs about once in a thousand runs."""
-    release = Release(claim())
-    audit = mechanism_audit(release, claim())
-    assert audit.passes
-    assert 0.5 < audit.repeated_draws.certified_epsilon < 1.0
+def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
+    """The system's noise has no seed; a bound below 0.4 occurs about once in a thousand runs."""
+    audit = audit_of(claim(), probe_share=0.0, confidence=0.95)
+    assert audit.repeated_draws.passes
+    assert 0.4 < audit.repeated_draws.certified_epsilon < 1.0
     assert audit.repeated_draws.expected_certified_epsilon == pytest.approx(0.63, abs=0.03)
     assert audit.repeated_draws.auc == pytest.approx(0.5753, abs=0.01)
-    assert release.largest_chunk <= CHUNK_NUMBERS
 
 
-def test_skipped_clipping_is_caught_by_both_tests() -> None:
-    audit = caught(Release(claim(), dims=512, clips=False), claim(), 2000)
-    assert not audit.one_run.passes
-    assert audit.one_run.certified_epsilon > 2.0  # 99 or 100 right of 100, mostly
+@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+def test_a_correct_mechanism_passes_every_test(probe_share: float, adjacency: str, sampler: str) -> None:
+    draws = 5_000 if sampler == "discrete" else 1_000
+    mechanism = claim(adjacency=adjacency, sampler=sampler)
+    audit = audit_of(mechanism, probe_share, draws=draws, canaries=60, guesses=20, confidence=0.999999)
+    assert audit.failed == []
+    assert audit.passes
+    parts = [f"gradient {label}" for label in (0, 1)]
+    parts += [*(f"class sum {label}" for label in (0, 1)), "second moment"] if probe_share else []
+    assert [check.part for check in audit.checks if check.test == "noise"] == parts
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_halved_sensitivity_is_caught(epsilon: float) -> None:
-    caught(Release(claim(epsilon), dims=8, noise_scale=0.5), claim(epsilon), 300_000)
+def test_a_failed_audit_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GaussianMechanism, "noise", lambda _, shape: np.zeros(shape))
+    audit = audit_of(claim(), draws=1000)
+    assert not audit.passes
+    assert audit.failed[0].startswith("noise of gradient 0 is 0, not in 0.9")
+    assert any(each.startswith("repeated draws certify epsilon") for each in audit.failed)
+    assert audit.check("noise").measured == 0.0
 
 
-def test_noise_for_add_or_remove_is_caught_if_replace_was_claimed() -> None:
-    audited = claim(4.0, adjacency="replace")
-    caught(Release(claim(4.0), dims=8), audited, 300_000)
-    assert mechanism_audit(Release(audited, dims=8), audited).passes
-
-
-@pytest.mark.parametrize("one_call_per_release", [True, False])
-def test_reused_noise_is_caught(one_call_per_release: bool) -> None:
-    """One seed for every release, or for every chunk of them; the audit must detect that chunks repeat."""
-    seeded = claim(unsafe_noise_seed=7)
-    release = Release(seeded, dims=8, one_call_per_release=one_call_per_release)
-    audit = caught(release, seeded, 500)
-    assert audit.repeated_draws.certified_epsilon > 3.0
-
-
-def test_missing_noise_is_caught() -> None:
-    caught(Release(claim(), noise_scale=0.0), claim(), 1000)
-
-
-def test_the_frame_has_a_row_for_each_test() -> None:
-    audit = mechanism_audit(Release(claim(2.0)), claim(2.0), 2000, 80, 20, 0.9, seed=3)
+def test_the_frame_has_a_row_for_each_check_and_attack() -> None:
+    audit = audit_of(claim(2.0), draws=2000, canaries=80, guesses=20, confidence=0.9)
     frame = audit.as_frame()
     assert list(frame.columns) == COLUMNS
-    assert frame["test"].tolist() == ["repeated draws", "one run"]
-    assert frame["canaries"].tolist() == [1, 80]
-    assert frame["draws"].tolist() == [2000, 1]
-    assert frame["guesses"].isna().tolist() == frame["correct"].isna().tolist() == [True, False]
-    assert (frame["guesses"].iloc[1], frame["correct"].iloc[1]) == (20, audit.one_run.correct)
-    shared = frame[["claimed_epsilon", "delta", "confidence"]]
-    assert shared.to_numpy().tolist() == [[2.0, 1e-5, 0.9]] * 2
+    assert frame["test"].tolist() == [
+        "sensitivity",
+        *["noise"] * 5,
+        "correlation",
+        "repeated draws",
+        "one run",
+    ]
+    assert frame[["claimed_epsilon", "delta"]].to_numpy().tolist() == [[2.0, 1e-5]] * 9
+    assert frame["confidence"].tolist() == [0.9999] * 7 + [0.9] * 2
+    assert frame["passes"].tolist() == [
+        *(check.passes for check in audit.checks),
+        audit.repeated_draws.passes,
+        audit.one_run.passes,
+    ]
+    assert frame["measured"].notna().tolist() == [True] * 7 + [False] * 2
+    attacks = frame.iloc[-2:]
+    assert attacks["canaries"].tolist() == [64, 80]
+    assert attacks["draws"].tolist() == [2000, 1]
+    assert attacks["guesses"].isna().tolist() == attacks["correct"].isna().tolist() == [True, False]
+    assert (attacks["guesses"].iloc[1], attacks["correct"].iloc[1]) == (20, audit.one_run.correct)
     assert audit.one_run.correct is not None
     certified = one_run_epsilon(80, 20, audit.one_run.correct, 1e-5, 0.9)
-    assert frame["certified_epsilon"].tolist() == [audit.repeated_draws.certified_epsilon, certified]
+    assert attacks["certified_epsilon"].tolist() == [audit.repeated_draws.certified_epsilon, certified]
 
 
 def test_unusable_scores_and_draws_are_refused() -> None:

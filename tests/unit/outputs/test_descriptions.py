@@ -26,7 +26,8 @@ RESULTS = {
     "loss_selection": "20 of 20 texts left, matching loss 0.312, as a set 0.042 (0.082 before), log-perplexity "
     "5.43 (10 negative, 10 positive)",
     "finetune_eval": "accuracy before 60.3%, on synthetic texts 71.3 ± 1.2%, on as many real texts 73.8 ± 1.0%",
-    "mechanism_audit": "lower bound on epsilon 0.01 from 100,000 draws (0.01 expected, 0.05 claimed)",
+    "mechanism_audit": "noise 100.2% of what is claimed; lower bound on epsilon 0.01 (0.01 "
+    "expected, 0.05 claimed)",
     "mia_audit": "advantage +2.8 ± 6.1 points, AUC 0.518 (100 members and 100 non-members; detectable with 80% "
     "power: 17.6 points)",
     "memorisation": "90,417 copies of members, longest common run 11 words",
@@ -71,8 +72,11 @@ def test_figures_have_class_names_and_words() -> None:
     assert rows["texts nearer to a member than to a non-member"] == "62.5%"
     assert rows["p-value of a sign test"] == "none"
     rows = dict(stage_figures(of_stage("mechanism_audit"), RUN.recipe))
-    bound = rows["lower bound from 100,000 draws with a canary and as many without"]
+    bound = rows["lower bound from 100,000 canaries in and as many out"]
     assert bound == "0.012 (0.011 expected of a correct mechanism)"
+    assert rows["largest change of the sums by one unit"] == "1.000000 C"
+    noise = rows["standard deviation of the noise, as a share of the claim"]
+    assert noise == "100.21% (of a correct mechanism: 99.71% to 100.29%)"
     rows = dict(stage_figures(of_stage("mia_audit", power=None, detectable_advantage=None), RUN.recipe))
     assert rows["TPR at 0.1% FPR (no false positive)"] == "1.2 ± 1.0%"
     assert rows["advantage detected with 80% power"] == "none"

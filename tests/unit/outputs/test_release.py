@@ -186,6 +186,10 @@ def run_record(
         figures["mechanism_audit"] = {
             "claimed_epsilon": recipe.privacy.epsilon,
             "confidence": 0.999,
+            "sensitivity": 0.9999999,
+            "noise": 1.00213,
+            "noise_low": 0.99713,
+            "noise_high": 1.00287,
             "draws": 100_000,
             "certified_epsilon": 0.0123,
             "expected_certified_epsilon": 0.0111,

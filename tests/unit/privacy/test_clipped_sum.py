@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradmm.gradients.head_gradient import HeadGradients
-from gradmm.privacy.clipped_sum import ClippedSum, RecordSums
+from gradmm.privacy.clipped_sum import ClippedSum, RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 
@@ -41,7 +41,8 @@ def farthest_record(norms: ReleaseNorms) -> float:
         features = features / features.norm() * min(1.0, size)
         residual = size * torch.randn(1, 2, ROWS, generator=random, dtype=torch.float64)
         gradient = HeadGradients(residual, torch.randn(1, 2, WIDTH, generator=random, dtype=torch.float64))
-        sums = RecordSums().add(gradient, features, norms, None)
+        vectors = RecordVectors(gradient, features[:, None], torch.ones(1, dtype=torch.bool))
+        sums = RecordSums().add(vectors, norms, None)
         parts = (sums.gradient.total, sums.class_sum.total, sums.second_moment.total)
         longest = max(longest, float(torch.cat([part.flatten() for part in parts]).norm()))
     return longest

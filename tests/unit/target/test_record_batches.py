@@ -20,6 +20,7 @@ from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_split, tokenise_template
+from gradmm.privacy.clipped_sum import RecordVectors
 from gradmm.privacy.mechanism import SUM_SLACK, GaussianMechanism
 from gradmm.target import record_batches
 from gradmm.target.record_batches import RecordBatches, padded_length
@@ -65,13 +66,14 @@ def vectors(batches: RecordBatches, texts: tuple[str, ...], label: int) -> dict[
     """Return each text's vector, its norm and its features."""
     ids = tokenise_split(batches.language_model.tokenizer, texts, batches.template.max_text_tokens, None)
     found: list[tuple[Tensor, ...]] = []
-    for gradients, features, present in batches(ids, np.arange(len(texts)), label):
+    numbers: list[int] = []
+    for records, (gradients, features, present, _) in batches(ids, np.arange(len(texts)), label):
         parts = [gradients.residual, gradients.hidden, gradients.norms()]
         parts += [] if features is None else [features]
         found += zip(*(part[present] for part in parts), strict=True)
-    lengths = [batches._length(n, label) for n in ids.lengths.tolist()]
-    order = np.argsort(lengths, kind="stable").tolist()
-    return {texts[i]: parts for i, parts in zip(order, found, strict=True)}
+        numbers += records
+    assert sorted(numbers) == list(range(len(texts)))
+    return {texts[i]: parts for i, parts in zip(numbers, found, strict=True)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -188,7 +190,7 @@ def test_without_privacy_no_row_is_filled_up_and_nothing_is_checked(
 ) -> None:
     ids = tokenise_split(phi.tokenizer, SHORT, 64, "train")
     batches = RecordBatches(phi, template, FULL, 64, private=False)
-    assert all(present.all() for _, _, present in batches(ids, np.arange(len(SHORT)), 0))
+    assert all(vectors.present.all() for _, vectors in batches(ids, np.arange(len(SHORT)), 0))
     assert not batches._verified
 
 
@@ -203,17 +205,15 @@ def test_one_record_cannot_stop_a_private_sum(
     ids = phi.encode("zzzz")
     real = RecordBatches._vectors
 
-    def spoilt(
-        self: RecordBatches, chosen: list[list[int]], length: int, label: int, rows: int
-    ) -> record_batches.RecordVectors:
-        gradients, features, present = real(self, chosen, length, label, rows)
+    def spoilt(self: RecordBatches, chosen: list[list[int]], length: int, label: int, rows: int) -> RecordVectors:
+        gradients, features, present, _ = real(self, chosen, length, label, rows)
         assert features is not None
         for row, text in enumerate(chosen):
             if text == ids and bad == "nan":
-                features[row, 0] = torch.nan
+                features[row, 0, 0] = torch.nan
             elif text == ids:
                 gradients.hidden[row] = torch.inf
-        return record_batches.RecordVectors(gradients, features, present)
+        return RecordVectors(gradients, features, present)
 
     monkeypatch.setattr(RecordBatches, "_vectors", spoilt)
     settings = TargetGradientSettings(batch_size=4)

@@ -14,13 +14,13 @@ from gradmm.errors import InputError
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, make_batch
-from gradmm.privacy.clipped_sum import ClippedSum, RecordSums
+from gradmm.privacy.clipped_sum import ClippedSum, RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.location import location
 from gradmm.target import checkpoint, target_gradient
 from gradmm.target.checkpoint import UnfinishedSums
 from gradmm.target.features import TextFeatures, text_means
-from gradmm.target.record_batches import RecordBatches, RecordVectors
+from gradmm.target.record_batches import RecordBatches
 from gradmm.target.tables import matrix_of, to_table
 from gradmm.target.target_gradient import TargetSums, target_sums
 from gradmm.target.target_space import FULL, TargetSpace, label_rows
