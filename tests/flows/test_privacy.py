@@ -446,6 +446,38 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     assert releases(asked, tmp_path) == [entry]
 
 
+def test_a_run_whose_unit_is_a_person_says_so_and_shares_no_ledger_with_others(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    train = pd.read_parquet(data / "train.parquet")
+    train["person"] = [f"p{row % 15}" for row in range(len(train))]
+    train.to_parquet(data / "train.parquet")
+    units = {"unit_column": "person", "rows_per_unit": 2}
+    recipe = private_recipe(units, data={"path": str(data)})
+    record = run(recipe, tmp_path / "root")
+    assert sum(record.stage("target_gradient").figures["records"].values()) <= 2 * 15  # two classes
+    assert record.guarantee.unit == "all records with the same 'person'"
+    folder = tmp_path / "root" / "runs" / record.run_id / "release"
+    card = " ".join((folder / "README.md").read_text().split())
+    assert "differential privacy for all records with the same 'person' (add-or-remove)" in card
+    assert "At most 2 of its records were used." in card
+    assert "records of one person" not in card
+    assert "epsilon_of_records" not in json.loads((folder / "privacy.json").read_text())
+    (entry,) = releases(recipe, tmp_path / "root")
+    assert entry.release.unit_column == "person"
+    # Another largest number of rows is another release, and the guarantee is about the same units.
+    allow(recipe, tmp_path / "root", 8.0)
+    more = private_recipe(units | {"rows_per_unit": 3}, data={"path": str(data)})
+    assert run_first(more, tmp_path / "root").guarantee.releases == 2
+    before = snapshot(tmp_path / "root", "stages/target_gradient/*")
+    by_record = private_recipe(data={"path": str(data)})
+    with pytest.raises(InputError, match="units are named by the column 'person': guarantees for different units"):
+        run_first(by_record, tmp_path / "root")
+    assert snapshot(tmp_path / "root", "stages/target_gradient/*") == before
+
+
 def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(
     private_recipe: Callable[..., Recipe], tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:

@@ -300,6 +300,10 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
         (["data.test_split=train"], "data.train_split: is also the validation or test split"),
         (["data.validation_split=train"], "data.train_split: is also the validation or test split"),
         (["privacy.epsilon=1"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),
+        (
+            ["privacy.unit_column=person"],
+            "privacy.unit_column: without privacy.epsilon there is no guarantee per unit",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -332,6 +336,13 @@ def test_a_private_run_refuses_what_reads_or_couples_private_records(
     public = [override, "generation.method=admm", "generation.loss=cosine"]
     load_recipe(minimal, public)
     assert message in refusal(minimal, *public, "privacy.epsilon=1", "privacy.delta=1e-5")
+
+
+def test_units_need_a_small_target_space(minimal: Path) -> None:
+    size = ["privacy.epsilon=1", "privacy.declared_records=1000", "privacy.unit_column=person"]
+    assert load_recipe(minimal, size).privacy.rows_per_unit == 10
+    message = "privacy.unit_column: needs a small target space; set target_gradient.space"
+    assert message in refusal(minimal, *size, "target_gradient.space=full")
 
 
 @pytest.mark.parametrize(

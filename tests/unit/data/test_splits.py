@@ -399,6 +399,85 @@ def test_equal_texts_stay_in_the_same_split(folder: Path) -> None:
     assert len(set(splits.train.texts) & set(splits.validation.texts)) <= 1
 
 
+# --- Units of privacy ----------------------------------------------------------------------------------------
+
+PEOPLE = [f"person {i % 13}" for i in range(40)]
+
+
+def of_people(folder: Path, rows: list[tuple[str, int]], people: list[Any], **settings: Any) -> Splits:
+    table = table_of(rows).append_column("person", pa.array(people))
+    write_parquet(table, folder / "train")
+    settings = {"validation_split": "validation"} | settings
+    return load_splits(DataSettings(path=str(folder), **settings), (0, 1), 0, "person")
+
+
+@pytest.mark.parametrize("people", [PEOPLE, [int(name.split()[1]) + 2**40 for name in PEOPLE]])
+def test_rows_of_a_unit_have_its_number(folder: Path, people: list[Any]) -> None:
+    train = of_people(folder, ROWS, people).train
+    assert train.units == tuple(i % 13 for i in range(40))
+    assert train.take([13, 2, 0]).units == (0, 2, 0)
+    assert of_people(folder, ROWS, people).validation.units is None
+
+
+def test_the_digest_depends_on_who_wrote_a_row(folder: Path) -> None:
+    digests = [
+        of_people(folder, ROWS, people).train.digest for people in (PEOPLE, PEOPLE[1:] + PEOPLE[:1], ["x"] * 40)
+    ]
+    write_parquet(table_of(ROWS), folder / "train")
+    assert len({*digests, load(folder).train.digest}) == 4
+
+
+def test_empty_texts_go_with_their_units(folder: Path) -> None:
+    rows = [("", 0), *ROWS[1:]]
+    assert of_people(folder, rows, ["gone", *PEOPLE[1:]], min_words=1).train.units == tuple(
+        (i % 13 - 1) % 13 for i in range(1, 40)
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_unit_more_changes_train_by_exactly_one_unit(folder: Path, seed: int) -> None:
+    def units_of_train(rows: list[tuple[str, int]], people: list[str]) -> set[frozenset[str]]:
+        splits = of_people(folder, rows, people, validation_split=None, validation_rows=4)
+        assert not set(splits.train.texts) & set(splits.validation.texts)
+        by_unit: dict[int, set[str]] = {}
+        for text, unit in zip(splits.train.texts, splits.train.units or (), strict=True):
+            by_unit.setdefault(unit, set()).add(text)
+        return {frozenset(texts) for texts in by_unit.values()}
+
+    before = units_of_train(ROWS, PEOPLE)
+    assert len(before) == 13 - 4
+    new = [(f"new {i}", i % 2) for i in range(5)]
+    after = units_of_train([*ROWS, *new], [*PEOPLE, *[f"newcomer {seed}"] * 5])
+    assert before < after
+    assert len(after - before) == 1
+
+
+@pytest.mark.parametrize(
+    ("people", "message"),
+    [
+        ([*PEOPLE[:-1], None], "row 39 has no unit"),
+        ([0.5] * 40, "the column 'person' holds double, neither integers nor text"),
+    ],
+)
+def test_a_row_without_a_unit_is_refused(folder: Path, people: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        of_people(folder, ROWS, people)
+
+
+def test_a_missing_unit_column_is_refused(folder: Path) -> None:
+    write_parquet(table_of(ROWS), folder / "train")
+    settings = DataSettings(path=str(folder), validation_split="validation")
+    with pytest.raises(
+        InputError, match="no column 'person' among the columns 'text', 'label'; set privacy.unit_column"
+    ):
+        load_splits(settings, (0, 1), 0, "person")
+
+
+def test_too_many_units_to_hold_out_are_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="7 validation units cannot be held out of the 13 units"):
+        of_people(folder, ROWS, PEOPLE, validation_split=None, validation_rows=7)
+
+
 def test_held_out_rows_are_not_filtered(folder: Path) -> None:
     rows = [("word", i % 2) for i in range(20)] + ROWS
     write_parquet(table_of(rows), folder / "train")
