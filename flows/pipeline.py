@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradmm.config.recipe import Recipe
+from gradmm.flows.runtime.shard_runners import task_runner
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.generation.shards import plan_shards
@@ -24,6 +25,7 @@ from gradmm.tasks.label_filter import label_filter as label_filter_stage
 from gradmm.tasks.loss_selection import loss_selection as loss_selection_stage
 from gradmm.tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
 from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
+from gradmm.tasks.runtime.later_stages import check_kept, check_later_stages, check_records
 from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, privacy_budget
 from gradmm.tasks.runtime.stage_task import RunContext
 from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
@@ -39,6 +41,8 @@ def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[
         user_recipe: the recipe before `demo_material` put in the demo's folders; it names the ledger.
         force: stages to run again even if cached.
     """
+    if recipe.execution.runner in ("ray", "dask"):
+        task_runner(recipe.execution)  # refuses a package that is not installed, before anything is computed
     plan = release_plan(recipe)
     redraw = plan.charged and recipe.privacy.redraw
     context = RunContext(
@@ -106,7 +110,8 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     if recipe.privacy.unit_column is not None:  # a new input would change the keys of all other targets
         public_inputs["rows_per_unit"] = recipe.privacy.rows_per_unit
     if plan.charged:
-        privacy_budget(context, public_inputs)
+        if privacy_budget(context, public_inputs):
+            check_later_stages(context, recipe, model, prompt_template)
         runs.run(
             mechanism_audit_stage,
             mechanism=plan.mechanism,
@@ -119,6 +124,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
         assert plan.mechanism is None
         data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
     if plan.charged:
+        check_records(data)
         count_records(context, data.train)
     target = runs.run(target_gradient_stage, train=data.train, **public_inputs)
     if plan.charged:
@@ -158,8 +164,12 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
 def filtered_texts(
     runs: StageRuns, recipe: Recipe, target_context: TargetContext, generated: StageArtifact
 ) -> StageArtifact:
-    """Apply all filters to generated texts. The result has the columns `kept` and `reason`."""
-    target = target_context.target
+    """Apply all filters to generated texts. The result has the columns `kept` and `reason`.
+
+    Raises:
+        InputError: if a filter drops all texts of a label.
+    """
+    target, charged = target_context.target, target_context.plan.charged
     has_probe = target_context.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0
     label_filtered = runs.run(
         label_filter_stage,
@@ -173,13 +183,16 @@ def filtered_texts(
     selected = runs.run(
         loss_selection_stage,
         **target_context.matching_inputs,
-        texts=label_filtered,
+        texts=check_kept(label_filtered, charged),
         records={label: class_records(recipe, label, target) for label in runs.context.labels},
         loss=recipe.generation.loss,
         probe_weight=recipe.generation.probe_weight,
         settings=recipe.loss_selection,
     )
-    return runs.run(category_balance_stage, texts=selected, settings=recipe.category_balance)
+    balanced = runs.run(
+        category_balance_stage, texts=check_kept(selected, charged), settings=recipe.category_balance
+    )
+    return check_kept(balanced, charged)
 
 
 def public_space(

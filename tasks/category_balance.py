@@ -13,4 +13,4 @@ from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 def category_balance(context: RunContext, texts: StageArtifact, settings: CategoryBalanceSettings) -> Outcome:
     """Drop the worst texts of the worse classes."""
     balanced = balance_categories(kept_texts(texts.read()), settings)
-    return balanced, filter_figures(balanced, "category_balance")
+    return balanced, filter_figures(balanced)

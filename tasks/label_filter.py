@@ -37,4 +37,4 @@ def label_filter(
         features = features_from_table(space.read_table(), language_model.device)
         probe = released_probe(target, features, template)
     classified = filter_labels(language_model, prompt_template, template, texts.read(), settings, probe)
-    return classified, filter_figures(classified, "label_filter")
+    return classified, filter_figures(classified)

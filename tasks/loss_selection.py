@@ -40,7 +40,7 @@ def loss_selection(
     candidates = kept_texts(texts.read())
     if matching.matching != "head":
         ranked = select_by_loss(candidates, settings, probe_weight)
-        return ranked, filter_figures(ranked, "loss_selection")
+        return ranked, filter_figures(ranked)
     language_model, template = read_model(context, model, prompt_template)
     sets: dict[int, TargetSet] = {}
     for label in candidates["label"].unique().tolist():
@@ -52,7 +52,7 @@ def loss_selection(
             language_model, template, tokens, label, matched, where, loss, matching.batch_size
         )
     ranked = select_by_loss(candidates, settings, probe_weight, sets)
-    figures = filter_figures(ranked, "loss_selection")
+    figures = filter_figures(ranked)
     kept_ids = set(ranked[ranked["kept"]]["id"])
     kept = candidates["id"].isin(kept_ids)
     figures["set_matching_loss_before"] = fmean(each.loss(range(len(each.products))) for each in sets.values())

@@ -49,6 +49,9 @@ ROC_RATES = np.arange(101) / 100
 SIGNIFICANCE = 0.05
 DETECTION_POWER = 0.8
 
+#: Members, and non-members, that an attack needs: two to set the threshold, and two under attack.
+MIN_RECORDS = 4
+
 
 class AttackFigures(RocFigures):
     """The advantage at a threshold, and the ROC figures."""
@@ -178,11 +181,11 @@ def summarise(frame: pd.DataFrame) -> dict[str, float | int | None]:
 
 def _part_sizes(members: int, non_members: int, settings: MiaAuditSettings) -> tuple[int, int]:
     available = min(members, non_members)
-    if available < 4:
+    if available < MIN_RECORDS:
         raise InputError(
             f"{members} members and {non_members} non-members are too few to attack",
             "mia_audit",
-            "the attack needs four of each",
+            f"the attack needs {MIN_RECORDS} of each",
         )
     if available < settings.threshold_records + settings.test_records:
         return available // 2, available // 2

@@ -32,17 +32,14 @@ def filter_labels(
 ) -> pd.DataFrame:
     """Add the columns `predicted`, `probability` (of the text's class), `kept` and `reason` (GRADMM, section 4.3).
 
-    The exemplars are public and written by hand. Each text is preceded by lines of exemplar + suffix + verbaliser.
+    The exemplars are public and written by hand. Each text is preceded by all of them.
 
     Args:
         probe: adds its log-probabilities, which do not depend on the exemplars; None if none was released.
     """
-    lines = [
-        f"{e.text}{prompt_template.suffix}{prompt_template.verbalisers[e.label]}\n" for e in settings.exemplars
-    ]
-    context, tokens = language_model.encode("".join(lines)), token_lists(texts)
-    longest = len(template.prefix) + len(context) + max(map(len, tokens), default=0) + len(template.suffix)
-    language_model.check_fits(longest, "a text after all exemplars", "label_filter.exemplars")
+    tokens = token_lists(texts)
+    longest = max(map(len, tokens), default=0)
+    context = exemplar_context(language_model, prompt_template, template, settings, longest)
     predictions = predict(language_model, template, tokens, batch_size=settings.batch_size, context=context)
     labels = texts["label"].to_numpy()
     own = pd.Index(template.labels).get_indexer(pd.Index(labels))
@@ -61,6 +58,27 @@ def filter_labels(
         kept=kept,
         reason=np.where(kept, "", "classified as another label"),
     )
+
+
+def exemplar_context(
+    language_model: LanguageModel,
+    prompt_template: PromptTemplate,
+    template: TokenisedTemplate,
+    settings: LabelFilterSettings,
+    text_tokens: int,
+) -> list[int]:
+    """Tokenise the exemplars: lines of exemplar + suffix + verbaliser.
+
+    Raises:
+        InputError: if exemplars, template and a text of `text_tokens` tokens exceed the model's positions.
+    """
+    lines = [
+        f"{e.text}{prompt_template.suffix}{prompt_template.verbalisers[e.label]}\n" for e in settings.exemplars
+    ]
+    context = language_model.encode("".join(lines))
+    longest = len(template.prefix) + len(context) + text_tokens + len(template.suffix)
+    language_model.check_fits(longest, "a text after all exemplars", "label_filter.exemplars")
+    return context
 
 
 def calibrated(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-from gradmm.errors import InputError
 from gradmm.metrics.text_figures import text_figures
 
 
@@ -20,18 +19,9 @@ def token_lists(texts: pd.DataFrame) -> list[list[int]]:
     return [[int(token) for token in ids] for ids in texts["token_ids"]]
 
 
-def filter_figures(texts: pd.DataFrame, stage: str) -> dict[str, Any]:
-    """Count the kept texts, in total and by label, and compute their `text_figures`.
-
-    Raises:
-        InputError: if no text of a label is kept.
-    """
+def filter_figures(texts: pd.DataFrame) -> dict[str, Any]:
+    """Count the kept texts, in total and by label, and compute their `text_figures`, if there are any."""
     kept = texts[texts["kept"]]
     by_label = kept.groupby("label").size().reindex(sorted(texts["label"].unique()), fill_value=0)
-    if (by_label == 0).any():
-        raise InputError(
-            f"no text of label {by_label.idxmin()} is left after {stage}",
-            stage,
-            "generate more texts (generation.per_class), or relax this filter",
-        )
-    return {"kept": len(kept), "kept_by_label": {str(k): int(v) for k, v in by_label.items()}} | text_figures(kept)
+    counts = {"kept": len(kept), "kept_by_label": {str(k): int(v) for k, v in by_label.items()}}
+    return counts | (text_figures(kept) if len(kept) else {})

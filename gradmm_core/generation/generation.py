@@ -62,9 +62,9 @@ def generate(
             are tokenised again, and their matching loss is that of the released text.
 
     Raises:
-        InputError: if instruction and text are too long for the model, or the losses are not finite.
+        InputError: for settings that `check_generation` refuses, or if the losses are not finite.
     """
-    PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
+    check_generation(language_model, instruction, text_tokens, settings)
     numbers = range(shard.start, shard.start + shard.count)
     title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
     objective: Objective
@@ -86,6 +86,22 @@ def generate(
         return frame.assign(probe_loss=np.nan)
     log_probabilities = probe.classify(language_model, template, frame["token_ids"].tolist())
     return frame.assign(probe_loss=-log_probabilities[:, probe.labels.index(shard.label)].double().numpy())
+
+
+def check_generation(
+    language_model: LanguageModel, instruction: str, text_tokens: int, settings: GenerationSettings
+) -> None:
+    """Check what can be known before texts are generated.
+
+    Raises:
+        InputError: if instruction and text are too long for the model, if its vocabulary has no words to write
+            with, or if a text is too short to have a perplexity.
+    """
+    PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
+    allowed_tokens(language_model, settings.projection.language)
+    if text_tokens == 1 and language_model.tokenizer.bos_token_id is None:
+        problem = "a text of one token has no perplexity without a beginning-of-sequence token"
+        raise InputError(problem, "generation.text_tokens", "write longer texts, or use another model")
 
 
 def generation_figures(texts: pd.DataFrame) -> dict[str, Any]:

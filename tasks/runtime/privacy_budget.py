@@ -18,7 +18,7 @@ from gradmm.tasks.target_gradient import ledger_of, planned_release, proposed_bu
 
 
 @task(name="privacy_budget", persist_result=False, result_serializer="json")
-def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> None:
+def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> bool:
     """Refuse a run whose release would exceed the budget, before private data are read.
 
     If the ledger has a release with the same settings, only the data show whether it can be used again. The stage
@@ -27,13 +27,18 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> None:
     Args:
         public_inputs: inputs of `target_gradient` except the data.
 
+    Returns:
+        Whether the run makes another release for certain.
+
     Raises:
         BudgetExhausted: if one more release would exceed the budget.
     """
     ledger, release = ledger_of(context), planned_release(context, **public_inputs)
     released_before = any(entry.release.settings_key == release.settings_key for entry in ledger.all_entries())
-    if not released_before or context.redraw:
+    certain = not released_before or context.redraw
+    if certain:
         ledger.check(release, proposed_budget(context))
+    return certain
 
 
 @task(name="count_records", persist_result=False, result_serializer="json")

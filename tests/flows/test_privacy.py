@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -476,6 +478,75 @@ def test_a_run_whose_unit_is_a_person_says_so_and_shares_no_ledger_with_others(
     with pytest.raises(InputError, match="units are named by the column 'person': guarantees for different units"):
         run_first(by_record, tmp_path / "root")
     assert snapshot(tmp_path / "root", "stages/target_gradient/*") == before
+
+
+EXEMPLARS = [{"text": "a dull day .", "label": 0}, {"text": "a fine day .", "label": 1}]
+
+
+def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another_release(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    # Not calibrated, a random model takes all texts for the same class.
+    strict = private_recipe(
+        target_gradient=SPACE | {"probe_share": 0.0},
+        label_filter={"enabled": True, "calibrated": False, "exemplars": EXEMPLARS},
+    )
+    with pytest.raises(InputError) as refused:
+        run_first(strict, tmp_path, texts=True)
+    (file,) = (tmp_path / "stages" / "label_filter").iterdir()
+    assert str(file) in str(refused.value)
+    assert "is left after label_filter; column `reason` says why" in refused.value.what
+    assert "a run with these changes is not charged again" in refused.value.fix
+    rows = pd.read_parquet(file)
+    assert (rows[~rows["kept"]]["reason"] == "classified as another label").all()
+    assert not rows.groupby("label")["kept"].any().all()
+    (entry,) = releases(strict, tmp_path)
+    relaxed = private_recipe(target_gradient=SPACE | {"probe_share": 0.0})
+    record = run_first(relaxed, tmp_path, texts=True)
+    assert record.stages[-1].figures["kept_by_label"].keys() == {"0", "1"}
+    assert releases(relaxed, tmp_path) == [entry]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {
+                "label_filter": {
+                    "enabled": True,
+                    "exemplars": [e | {"text": e["text"] * 100} for e in EXEMPLARS],
+                }
+            },
+            "label_filter.exemplars",
+        ),
+        ({"execution": {"runner": "ray"}}, r"execution.runner=ray: .*is not installed"),
+    ],
+)
+def test_what_can_be_known_is_refused_before_anything_is_charged(
+    private_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "prefect_ray.task_runners", None)
+    recipe = private_recipe(**changes)
+    monkeypatch.setattr(gradmm.tasks.runtime.inputs, "load_splits", lambda *_: pytest.fail("records were read"))
+    with pytest.raises(InputError, match=message):
+        run_first(recipe, tmp_path)
+    assert releases(recipe, tmp_path) == []
+
+
+def test_too_few_records_for_the_audits_are_refused_before_anything_is_charged(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    pd.read_parquet(data / "validation.parquet").iloc[[0, 4, 8]].to_parquet(data / "validation.parquet")
+    recipe = private_recipe(data={"path": str(data)})
+    with pytest.raises(InputError, match="40 rows to train and 3 to validate are too few to audit the texts with"):
+        run_first(recipe, tmp_path / "root")
+    assert releases(recipe, tmp_path / "root") == []
 
 
 def test_runs_without_noise_or_with_a_seed_for_it_are_no_releases(

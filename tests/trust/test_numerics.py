@@ -149,7 +149,7 @@ def test_texts_that_are_all_equal_are_one_text(phi: LanguageModel, template: Tok
     frame = written(phi, template).assign(text="the same")
     selected = select_by_loss(frame, LossSelectionSettings(per_class=3))
     assert selected["kept"].sum() == 1
-    figures = filter_figures(selected, "loss_selection")
+    figures = filter_figures(selected)
     assert np.isfinite([value for value in figures.values() if isinstance(value, float)]).all()
 
 

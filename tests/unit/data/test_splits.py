@@ -468,7 +468,7 @@ def test_a_missing_unit_column_is_refused(folder: Path) -> None:
     write_parquet(table_of(ROWS), folder / "train")
     settings = DataSettings(path=str(folder), validation_split="validation")
     with pytest.raises(
-        InputError, match="no column 'person' among the columns 'text', 'label'; set privacy.unit_column"
+        InputError, match=r"no column 'person' among the columns 'text', 'label'; set privacy\.unit_column"
     ):
         load_splits(settings, (0, 1), 0, "person")
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradmm.config.settings import CategoryBalanceSettings, Exemplar, LabelFilterSettings, LossSelectionSettings
-from gradmm.errors import InputError
 from gradmm.filters.category_balance import balance_categories
 from gradmm.filters.label_filter import calibrated, filter_labels
 from gradmm.filters.loss_selection import select_by_loss
@@ -221,13 +220,13 @@ def test_calibrated_probabilities_prefer_no_class_on_average(logits: list, shift
     torch.testing.assert_close(shifted, found, rtol=1e-6, atol=1e-12)
 
 
-def test_a_class_without_texts_left_is_named() -> None:
+def test_a_class_without_texts_left_is_counted() -> None:
     frame = texts([0.1], [0.2]).assign(kept=[True, False], reason="")
     assert kept_texts(frame)["id"].tolist() == ["0-00000"]
-    with pytest.raises(
-        InputError, match=r"label_filter: no text of label 1 is left after label_filter; generate more"
-    ):
-        filter_figures(frame, "label_filter")
+    figures = filter_figures(frame)
+    assert figures["kept_by_label"] == {"0": 1, "1": 0}
+    assert figures["texts"] == 1
+    assert filter_figures(frame.assign(kept=False)) == {"kept": 0, "kept_by_label": {"0": 0, "1": 0}}
 
 
 def test_the_probes_loss_counts_with_its_weight() -> None:
