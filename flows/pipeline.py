@@ -17,7 +17,7 @@ from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import budget_of
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
-from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, expected_cosines, preflight_lines
+from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, delta_warning, expected_cosines, preflight_lines
 from gradmm.tasks.category_balance import category_balance as category_balance_stage
 from gradmm.tasks.generation import generation as generation_stage
 from gradmm.tasks.generation import generation_shard
@@ -219,6 +219,8 @@ def public_space(
         expected = expected_cosines(plan.mechanism, plan.norms, space.figures, plan.declared_records)
         for line in preflight_lines(expected, recipe.class_names):
             logger.info("%s", line)
+        if warning := delta_warning(recipe.privacy):
+            logger.info("%s", warning)
     return space if plan.target.uses_public_text else None
 
 

@@ -29,6 +29,7 @@ from gradmm.outputs.plot_style import (
     short,
     styled,
 )
+from gradmm.privacy.guarantee import Guarantee, largest_tpr
 
 ARM_STYLES = {"synthetic": (BLUE, "-"), "real": (VERMILION, "--")}
 OTHER_STYLES = ((GREEN, "-."), (PURPLE, ":"), (GREY, "-"))
@@ -159,7 +160,7 @@ def roc(
     axes.plot(diagonal, diagonal, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="guessing")
     if epsilon is not None:
         fpr = np.linspace(0, 1, 201)
-        axes.plot(fpr, _largest_tpr(fpr, epsilon, delta), "--", color=GREEN, label="bound of the guarantee")
+        axes.plot(fpr, largest_tpr(fpr, epsilon, delta), "--", color=GREEN, label="bound of the guarantee")
     tpr = np.stack(rows["roc"].tolist()).mean(axis=0)
     each_side = 1 - (1 - CONFIDENCE) / 2
     low = clopper_pearson(tpr * records, records, each_side, "lower")
@@ -179,6 +180,28 @@ def roc(
         f"curve {figures['auc']:.3f}, the true positive rate at 1% false positives {figures['tpr_at_1_fpr']:.1%}."
         f"{power}",
     )
+
+
+@styled
+def trade_off(guarantee: Guarantee) -> Figure:
+    """Plot the errors that an observer of all releases cannot avoid in telling whether one unit was in the data.
+
+    Raises:
+        ValueError: without a guarantee for all releases together.
+    """
+    figure, axes = new_figure("What an observer cannot avoid", "false alarms", "units that are missed", height=5.0)
+    false_alarms = np.linspace(0, 1, 201)
+    missed = 1 - guarantee.largest_detection(false_alarms)
+    axes.plot(false_alarms, 1 - false_alarms, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="guessing")
+    axes.fill_between(false_alarms, missed, color=GREY, alpha=0.25, linewidth=0, label="impossible")
+    axes.plot(false_alarms, missed, color=BLUE, label="the guarantee")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.01)
+    axes.set_aspect("equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(percent))
+    add_legend(figure)
+    return described(figure, guarantee.in_words)
 
 
 @styled
@@ -216,10 +239,3 @@ def _ragged(lists: Sequence[Any] | pd.Series) -> Float[np.ndarray, "texts rounds
     for row, each in zip(table, arrays, strict=True):
         row[: len(each)] = np.where(np.isfinite(each), each, np.nan)
     return table
-
-
-def _largest_tpr(fpr: Float[np.ndarray, " n"], epsilon: float, delta: float) -> Float[np.ndarray, " n"]:
-    """Return the highest true positive rate under (epsilon, delta)-DP (Kairouz, Oh and Viswanath, 2015)."""
-    rising = np.exp(min(epsilon, 700.0)) * fpr + delta
-    falling = 1 - np.exp(-epsilon) * (1 - delta - fpr)
-    return np.clip(np.minimum(rising, falling), 0, 1)

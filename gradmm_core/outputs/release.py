@@ -125,6 +125,7 @@ def guarantee_table(run: RunRecord) -> list[tuple[str, str]]:
         ("adjacency", guarantee.adjacency),
         ("epsilon", _number(guarantee.epsilon, "g")),
         ("delta", _number(guarantee.delta, ".4g")),
+        *_delta_by_records(run),
         ("noise standard deviation sigma, per coordinate", _number(guarantee.sigma, ".6g")),
         ("clipping norm C", _number(guarantee.clipping_norm, "g")),
         ("sensitivity", _number(guarantee.sensitivity, "g")),
@@ -172,6 +173,14 @@ def _number(value: float | None, form: str) -> str:
     return "none" if value is None else format(value, form)
 
 
+def _delta_by_records(run: RunRecord) -> list[tuple[str, str]]:
+    """Return delta times the declared number of units: as many may be unprotected under such a delta."""
+    delta, declared = run.guarantee.delta, run.recipe.privacy.declared_records
+    if delta is None or declared is None:
+        return []
+    return [("delta times the declared number of units, to be well below 1", f"{delta * declared:.2g}")]
+
+
 def _calibration(guarantee: Guarantee) -> str:
     if guarantee.calibration == "paper":
         return "paper: sqrt(2 log(1.25 / delta)) / epsilon, proved for epsilon up to 1 only"
@@ -215,7 +224,7 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         guarantee=run.guarantee,
         guarantee_table=guarantee_table(run),
         groups=groups_table(run.guarantee),
-        correct=run.guarantee.correct_guesses,
+        epsilons=epsilon_table(run.guarantee),
         of_records=run.guarantee.unit == RECORD,
         model=public_model_name(run),
         model_commit=run.model["revision"],
@@ -277,9 +286,17 @@ def groups_table(guarantee: Guarantee) -> list[tuple[int, str]]:
     return [(count, _number(guarantee.epsilon_at(guarantee.delta, count), ".3g")) for count in GROUPS]
 
 
+def epsilon_table(guarantee: Guarantee) -> list[tuple[str, str]]:
+    """Return pairs of delta and epsilon of all releases together; empty without a guarantee."""
+    if not guarantee.safe or guarantee.mu is None:
+        return []
+    return [(f"{delta:g}", _number(guarantee.epsilon_at(delta), ".3g")) for delta in DELTAS]
+
+
 def _privacy_json(guarantee: Guarantee) -> str:
     values = guarantee.model_dump(mode="json") | {"sentence": guarantee.sentence, "rho": guarantee.rho}
     if guarantee.safe and guarantee.delta is not None:
+        values["in_words"] = guarantee.in_words
         values["correct_guesses_at_most"] = guarantee.correct_guesses
         values["epsilon_at_delta"] = {f"{delta:g}": guarantee.epsilon_at(delta) for delta in DELTAS}
         if guarantee.unit == RECORD:

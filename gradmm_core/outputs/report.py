@@ -24,7 +24,7 @@ from gradmm.outputs.descriptions import (
 )
 from gradmm.outputs.formatting import duration, number, percent, points
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
-from gradmm.outputs.release import guarantee_table, how_texts_were_made, public_model_name
+from gradmm.outputs.release import epsilon_table, guarantee_table, how_texts_were_made, public_model_name
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import publish
 from gradmm.storage.location import Location
@@ -84,6 +84,8 @@ def write_report(
     }
     if cosines := noise_cosines(run.plan, names, run.stages):
         drawn["cosines"] = plots.cosines(*cosines)
+    if run.guarantee.in_words:
+        drawn["trade_off"] = plots.trade_off(run.guarantee)
     best, worst = best_and_worst(texts)
     html = environment.get_template("report.html.jinja").render(
         run=run,
@@ -91,6 +93,7 @@ def write_report(
         model=public_model_name(run),
         verdict=verdict(run),
         guarantee_table=guarantee_table(run),
+        epsilons=epsilon_table(run.guarantee),
         how_made=how_texts_were_made(run),
         purposes={name: stage_sentence(name) for name in stages},
         results={name: stage_result(stage, run.recipe) for name, stage in stages.items()},

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from importlib.metadata import version
 
-from scipy.special import ndtr
+import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtr, ndtri
 
 from gradmm.config.settings import PrivacySettings, Settings
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
+
+#: Share of false alarms for which `Guarantee.in_words` states the share of detections.
+FALSE_ALARMS = 0.01
 
 #: The unit of privacy without `privacy.unit_column`.
 RECORD = "one record"
@@ -56,6 +61,35 @@ class Guarantee(Settings):
             return (math.exp(self.composed_epsilon) + self.delta) / (1 + math.exp(self.composed_epsilon))
         return float(ndtr(self.mu / 2))
 
+    def largest_detection(self, false_alarms: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Compute the largest share of the data's units that an observer detects, by the share of false alarms.
+
+        It is one minus the trade-off function of all releases together (Dong, Roth and Su, 2022): of the Gaussian
+        mechanism, or what epsilon and delta allow (Kairouz, Oh and Viswanath, 2015).
+
+        Raises:
+            ValueError: without a guarantee for all releases together.
+        """
+        if self.mu is None or self.composed_epsilon is None or self.delta is None:
+            raise ValueError("the releases have no guarantee together")
+        if self.sampler != "discrete":
+            return ndtr(ndtri(false_alarms) + self.mu)
+        return largest_tpr(false_alarms, self.composed_epsilon, self.delta)
+
+    @property
+    def in_words(self) -> str:
+        """What the guarantee means for one unit, for readers who do not know epsilon; empty without one."""
+        if not self.safe or self.correct_guesses is None:
+            return ""
+        one, that = ("one record", "that record was") if self.unit == RECORD else (self.unit, "those were")
+        detected = float(self.largest_detection(np.array([FALSE_ALARMS]))[0])
+        return (
+            f"Whoever has all that was released, and knows everything in the data but {one}, guesses whether "
+            f"{that} in the data correctly in at most {self.correct_guesses:.1%} of cases; a coin is right in 50%."
+            f" Whoever accepts {FALSE_ALARMS:.0%} of false alarms detects at most {detected:.1%} of those that "
+            "were."
+        )
+
     def epsilon_at(self, delta: float, records: int = 1) -> float | None:
         """Compute the epsilon of all releases together at a delta, for a group of records that belong together.
 
@@ -83,6 +117,13 @@ class Guarantee(Settings):
         if self.releases < 2:
             return ""
         return f" The {self.releases} releases from these data compose to epsilon {self.composed_epsilon:.4g}."
+
+
+def largest_tpr(fpr: Float[np.ndarray, " n"], epsilon: float, delta: float) -> Float[np.ndarray, " n"]:
+    """Compute the highest true positive rate under (epsilon, delta)-DP (Kairouz, Oh and Viswanath, 2015)."""
+    rising = np.exp(min(epsilon, 700.0)) * fpr + delta
+    falling = 1 - np.exp(-epsilon) * (1 - delta - fpr)
+    return np.clip(np.minimum(rising, falling), 0, 1)
 
 
 def guarantee(settings: PrivacySettings, mechanism: GaussianMechanism | None) -> Guarantee:

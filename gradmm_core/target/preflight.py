@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gradmm.config.settings import Settings
+from gradmm.config.settings import PrivacySettings, Settings
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 
@@ -60,6 +60,17 @@ def expected_cosines(
         )
         for label in labels
     ]
+
+
+def delta_warning(settings: PrivacySettings) -> str:
+    """Warn of a delta that the recipe sets to 1 / (10 N) or more for N declared records; empty otherwise."""
+    delta, records = settings.delta, settings.declared_records
+    if delta is None or records is None or delta * records < 0.1:
+        return ""
+    return (
+        f"WARNING: privacy.delta {delta:.3g} times {records} declared records is {delta * records:.2g}: a "
+        f"guarantee with this delta would allow as many records to be published. Set at most {0.1 / records:.2g}"
+    )
 
 
 def preflight_lines(expected: list[ExpectedCosine], names: dict[int, str]) -> list[str]:

@@ -18,7 +18,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from gradmm.audit.mia_audit import largest_advantage
+from gradmm.config.settings import PrivacySettings
 from gradmm.outputs import plot_style, plots
+from gradmm.privacy.guarantee import guarantee
+from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.studies import plots as study_plots
 from tests.unit.outputs.test_report import audit_rows, finetune_rows
 
@@ -170,6 +173,20 @@ def test_roc_is_the_splits_mean_in_the_exact_interval_of_one() -> None:
 def test_roc_without_a_claim_or_with_too_few_records_leaves_out_what_there_is_not() -> None:
     figure = plots.roc(audit_rows(), AUDIT | {"detectable_advantage": None, "test_records": 2, "advantage": -1.0})
     assert set(legend(figure)) == {"guessing", "the attack", "95% interval of one split"}
+
+
+def test_the_trade_off_is_a_curve_from_all_missed_to_all_false_alarms() -> None:
+    settings = PrivacySettings(epsilon=1.0, delta=1e-5)
+    found = guarantee(settings, gaussian_mechanism(settings))
+    figure = plots.trade_off(found)
+    assert figure.get_label() == found.in_words
+    guessing, curve = figure.axes[0].get_lines()
+    false_alarms, missed = np.asarray(curve.get_xdata()), np.asarray(curve.get_ydata())
+    assert (missed[0], missed[-1]) == (1.0, 0.0)
+    assert (np.diff(missed) < 0).all()
+    assert (missed <= np.asarray(guessing.get_ydata())).all()
+    # The Gaussian trade-off is symmetric.
+    np.testing.assert_allclose(np.interp(missed[::-1], false_alarms, missed), false_alarms[::-1], atol=0.003)
 
 
 def test_cosines_that_were_not_expected_are_drawn_alone() -> None:

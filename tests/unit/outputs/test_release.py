@@ -468,6 +468,14 @@ def test_privacy_json_is_the_guarantee_and_its_sentence(
     correct = (norm.cdf(thresholds) + norm.sf(thresholds - values["mu"])) / 2
     assert values.pop("correct_guesses_at_most") == pytest.approx(correct.max(), rel=1e-6)
     assert f"most {100 * correct.max():.1f}% of cases" in html
+    detected = norm.sf(norm.isf(0.01) - values["mu"])
+    in_words = values.pop("in_words")
+    assert in_words in html
+    assert in_words.endswith(
+        f"accepts 1% of false alarms detects at most {100 * detected:.1f}% of those that were."
+    )
+    for delta, epsilon in curve.items():
+        assert f"<td>{float(delta):g}</td>\n<td>{epsilon:.3g}</td>" in html
     assert type(private_run.guarantee).model_validate(values) == private_run.guarantee
 
 

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from gradmm.config.loading import load_recipe
+from gradmm.config.settings import PrivacySettings
 from gradmm.deployments.recipe_files import find_recipe
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.privacy.sensitivity import MAX_DIMENSIONS, ReleaseNorms
-from gradmm.target.preflight import EXPECTED_SHIFT, expected_cosines, preflight_lines
+from gradmm.target.preflight import EXPECTED_SHIFT, delta_warning, expected_cosines, preflight_lines
 
 MECHANISM = GaussianMechanism(
     epsilon=0.5, delta=1e-5, clipping_norm=1.0, adjacency="add-or-remove", calibration="analytic"
@@ -25,6 +26,26 @@ def space(coordinates: int, **labels: float) -> dict:
         "plain": {label.strip("_"): 0.9 for label in labels},
         "clip_scale": {label.strip("_"): 0.2 for label in labels},
     }
+
+
+@pytest.mark.parametrize(
+    ("delta", "records", "warned"),
+    [
+        (1e-5, 10_000, True),
+        (0.99e-5, 10_000, False),
+        (None, 10_000, False),
+        (1e-3, None, False),
+        (9e-4, 999, True),
+    ],
+)
+def test_a_delta_from_a_tenth_of_a_record_on_is_warned_of(
+    delta: float | None, records: int | None, warned: bool
+) -> None:
+    words = delta_warning(PrivacySettings(epsilon=1.0, delta=delta, declared_records=records))
+    assert bool(words) is warned
+    if records == 999:
+        assert "times 999 declared records is 0.9: a guarantee with this delta would allow" in words
+        assert words.endswith("Set at most 0.0001")
 
 
 def test_the_expected_cosine_is_the_mean_cosine_of_a_signal_of_that_norm() -> None:
