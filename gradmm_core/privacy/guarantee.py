@@ -82,11 +82,12 @@ class Guarantee(Settings):
         if not self.safe or self.correct_guesses is None:
             return ""
         one, that = ("one record", "that record was") if self.unit == RECORD else (self.unit, "those were")
-        detected = float(self.largest_detection(np.array([FALSE_ALARMS]))[0])
+        correct = _rounded_up(self.correct_guesses)
+        detected = _rounded_up(float(self.largest_detection(np.array([FALSE_ALARMS]))[0]))
         return (
             f"Whoever has all that was released, and knows everything in the data but {one}, guesses whether "
-            f"{that} in the data correctly in at most {self.correct_guesses:.1%} of cases; a coin is right in 50%."
-            f" Whoever accepts {FALSE_ALARMS:.0%} of false alarms detects at most {detected:.1%} of those that "
+            f"{that} in the data correctly in at most {correct} of cases; a coin is right in 50%."
+            f" Whoever accepts {FALSE_ALARMS:.0%} of false alarms detects at most {detected} of those that "
             "were."
         )
 
@@ -117,6 +118,11 @@ class Guarantee(Settings):
         if self.releases < 2:
             return ""
         return f" The {self.releases} releases from these data compose to epsilon {self.composed_epsilon:.4g}."
+
+
+def _rounded_up(share: float) -> str:
+    """0.5012 -> '50.2%'."""
+    return f"{math.ceil(1000 * share) / 10:.1f}%"
 
 
 def largest_tpr(fpr: Float[np.ndarray, " n"], epsilon: float, delta: float) -> Float[np.ndarray, " n"]:
