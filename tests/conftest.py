@@ -217,7 +217,15 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, shared_folder: Path) -> Model
 
 
 #: Files that take minutes. Workers take files in order: a long one begun last would leave the others idle.
-LONG_FILES = ("test_shard_runners", "test_deployments", "test_compare", "test_s3_root", "test_material")
+LONG_FILES = (
+    "test_shard_runners",
+    "test_deployments",
+    "test_compare",
+    "test_studies",
+    "test_surroundings",
+    "test_s3_root",
+    "test_material",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 Tested elsewhere: a run killed or interrupted during generation (`tests/flows/test_cli.py`); a
 deployment's run, with its process (`test_deployments.py`); workers of process pools, Ray and Dask
-(`test_shard_runners.py`); a target between charge and publication, by an exception (`test_privacy.py`); a process
+(`test_workers.py`); a target between charge and publication, by an exception (`test_privacy.py`); a process
 that releases, at any time of the clock (`tests/unit/privacy/test_ledger.py`).
 """
 
