@@ -225,6 +225,7 @@ LONG_FILES = (
     "test_surroundings",
     "test_s3_root",
     "test_material",
+    "test_demo_material",
 )
 
 

@@ -252,14 +252,14 @@ def test_guesses_are_made_on_the_highest_and_lowest_scores(guesses: int, correct
 
 
 @pytest.mark.parametrize("probe_share", [0.0, 0.5])
-@pytest.mark.parametrize(("canaries", "guesses"), [(64, 16), (50, 50), (150, 30)])
+@pytest.mark.parametrize(("canaries", "guesses"), [(64, 16), (50, 50)])
 def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: int, probe_share: float) -> None:
     rng = np.random.default_rng(7)
     release = canaries_of(claim(8.0), canaries, probe_share)
-    right = [correct_guesses(*one_run_scores(release, rng), guesses) for _ in range(100)]
+    right = [correct_guesses(*one_run_scores(release, rng), guesses) for _ in range(60)]
     expected = expected_correct_guesses(canaries, guesses, release.mechanism.sigma / release.shift)
-    # Four standard errors over 100 runs, and a share of the guesses for the small number of canaries.
-    tolerance = 4 * float(np.std(right)) / math.sqrt(100) + 0.015 * guesses
+    # Four standard errors over 60 runs, and a share of the guesses for the small number of canaries.
+    tolerance = 4 * float(np.std(right)) / math.sqrt(60) + 0.015 * guesses
     assert np.mean(right) == pytest.approx(expected, abs=tolerance)
 
 

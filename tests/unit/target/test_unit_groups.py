@@ -62,10 +62,10 @@ def sums_of(
     return target_sums(model, template, data, settings, clipping_norm, release, space, None, rows_per_unit)
 
 
-@pytest.mark.parametrize("family", ["phi", "gpt2", "phi3"])
+@pytest.mark.parametrize("family", ["phi", "phi3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-@pytest.mark.parametrize("rows_per_unit", [1, 3, 20])
+@pytest.mark.parametrize("rows_per_unit", [1, 20])
 def test_no_unit_moves_the_sums_by_more_than_the_sensitivity(
     tokenizer: PreTrainedTokenizerFast,
     prompt_template: PromptTemplate,
