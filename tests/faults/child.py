@@ -219,7 +219,8 @@ def _announce(note: Callable[[str], None]) -> None:
         fsync(descriptor)
 
     def heard_release(self: TargetSums, mechanism: Any) -> Any:
-        note("draw")
+        if self.text_tokens:  # not the audit's canaries
+            note("draw")
         return release(self, mechanism)
 
     os.fsync = heard_fsync

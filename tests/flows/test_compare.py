@@ -191,7 +191,7 @@ def test_a_guarantee_adds_one_release_and_one_arm(root: Path, recipe: Recipe) ->
         assert record.guarantees[f"{PRODUCT}, epsilon 1"].epsilon == 1.0
         assert record.guarantee.epsilon is None
         assert len(Ledger.of(root, recipe.ledger).entries()) == 1
-    assert not executed(record)
+    assert executed(record) == {"mechanism_audit": 1}  # never cached
     table = record.table.read().set_index("arm")
     assert table["verdict"].notna().to_dict() == {"random": True, PRODUCT: False, f"{PRODUCT}, epsilon 1": True}
 

@@ -202,7 +202,8 @@ def test_each_epsilon_is_one_release_and_a_larger_one_preserves_more_of_the_targ
     assert record.guarantee.epsilon is None
     assert len(Ledger.of(tmp_path, recipe.ledger).entries()) == 2
     assert "outside of the guarantee" in check_folder(record, tmp_path)
-    assert not executed(epsilon(recipe, tmp_path, (1000.0, 1.0)))
+    again = executed(epsilon(recipe, tmp_path, (1000.0, 1.0)))
+    assert again == {"mechanism_audit": 2}  # never cached
 
 
 def test_distances_have_their_intervals_and_the_means_of_the_comparison(recipe: Recipe, shared_root: Path) -> None:
