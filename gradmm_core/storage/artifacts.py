@@ -121,7 +121,7 @@ class Root(BaseModel, frozen=True):
             raise InputError(
                 f"{str(self.path)!r} cannot be written ({error.strerror})", "root", "choose another folder"
             ) from error
-        for folder in ("stages", "runs", "unfinished", "plots"):
+        for folder in ("stages", "runs", "unfinished", "plots", "ledger"):
             sweep(self.path / folder)
 
     def find_stage(self, stage: str, key: str) -> StageArtifact | None:
