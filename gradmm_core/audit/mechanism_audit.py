@@ -12,11 +12,14 @@ single release, and certifies less.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Bool, Float
 
 from gradmm.audit.canaries import CanaryRelease
@@ -140,6 +143,18 @@ class MechanismAudit(Settings):
         return pd.DataFrame(rows, columns=COLUMNS).astype(counts)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: the matrices are small, and on a busy machine threads wait for others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
 def mechanism_audit(
     mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int = 0
 ) -> MechanismAudit:

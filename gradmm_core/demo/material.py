@@ -164,6 +164,7 @@ def limit_threads(count: int) -> Iterator[None]:
 def write_model(documents: list[str], folder: Path) -> None:
     """Train a tokenizer and a model on the documents and save both to `folder`."""
     import torch
+    from transformers.utils import logging
 
     tokenizer = train_tokenizer(documents)
     for words in (SUFFIX + verbaliser for verbaliser in VERBALISERS.values()):
@@ -175,6 +176,7 @@ def write_model(documents: list[str], folder: Path) -> None:
         torch.default_generator.manual_seed(SEED)
         model = train_model(blocks, len(tokenizer), end)
         add_positive_bias(model, tokenizer)
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
