@@ -12,14 +12,11 @@ single release, and certifies less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Bool, Float
 
 from gradmm.audit.canaries import CanaryRelease
@@ -36,6 +33,7 @@ from gradmm.errors import InputError
 from gradmm.metrics.roc import RocFigures, roc_figures
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
+from gradmm.threads import limit_threads
 
 COLUMNS = [
     "test",
@@ -143,18 +141,7 @@ class MechanismAudit(Settings):
         return pd.DataFrame(rows, columns=COLUMNS).astype(counts)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: the matrices are small, and on a busy machine threads wait for others."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@_one_thread()
+@limit_threads(1)  # the matrices are small, and on a busy machine threads wait for one another
 def mechanism_audit(
     mechanism: GaussianMechanism, norms: ReleaseNorms, settings: MechanismAuditSettings, seed: int = 0
 ) -> MechanismAudit:

@@ -11,13 +11,13 @@ import random
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradmm.demo.grammar import SUFFIX, VERBALISERS, private_rows, public_documents, public_texts
 from gradmm.errors import InputError
+from gradmm.threads import limit_threads
 
 if TYPE_CHECKING:
     import torch
@@ -146,19 +146,6 @@ def write_splits(rows: list[tuple[str, int]], folder: Path) -> None:
         table = pyarrow.table({"text": texts, "label": labels}, schema=schema)
         pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
         first += count
-
-
-@contextmanager
-def limit_threads(count: int) -> Iterator[None]:
-    """Limit torch to `count` threads while the context is active."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(count, before))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def write_model(documents: list[str], folder: Path) -> None:
