@@ -1,6 +1,6 @@
 """Audit the mechanism: put canaries through the code of a release. Reads no private records.
 
-Every private run audits the code that it runs, so the result is never taken from the cache.
+Every private run audits the code that it runs, so the result is never taken from the cache (`NEVER_CACHED`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 
 
-@stage_task("mechanism_audit", cached=False)
+@stage_task("mechanism_audit")
 def mechanism_audit(
     context: RunContext,
     mechanism: GaussianMechanism,

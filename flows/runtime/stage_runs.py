@@ -21,7 +21,7 @@ from gradmm.flows.runtime.shard_runners import run_shards
 from gradmm.flows.runtime.stopping import raise_if_interrupted
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.lm.memory import PeakMemory, peak_memory
-from gradmm.outputs.record import StageRecord
+from gradmm.outputs.record import NEVER_CACHED, StageRecord
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.stage_task import RunContext
@@ -145,8 +145,8 @@ class StageRuns:
 
     def _configured(self, stage: Task[..., StageArtifact], merge: str | None = None) -> Task[..., StageArtifact]:
         """Return the task with the run's result storage. Forcing `merge` also forces the shards that it merges."""
-        forced = not {stage.name, merge}.isdisjoint(self.context.force)
-        return stage.with_options(result_storage=self._storage, refresh_cache=forced or bool(stage.refresh_cache))
+        forced = not {stage.name, merge}.isdisjoint((*self.context.force, *NEVER_CACHED))
+        return stage.with_options(result_storage=self._storage, refresh_cache=forced)
 
     @cached_property
     def _storage(self) -> ResultStorage:

@@ -30,7 +30,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.filters.rows import kept_texts
 from gradmm.flows.ui.pages import TEXT_COLUMNS, Page, refusal_page, run_page, sample_rows, stage_page
 from gradmm.outputs.formatting import duration
-from gradmm.outputs.record import RunRecord, StageRecord
+from gradmm.outputs.record import NEVER_CACHED, RunRecord, StageRecord
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import Root, publish
 
@@ -57,9 +57,9 @@ def artifact_key(*words: str) -> str:
 def plot_key(recipe: Recipe, records: Sequence[StageRecord]) -> str:
     """Digest everything that decides the plot: the stages, the recipe and the code.
 
-    The mechanism's audit, which every private run makes anew, has no plot, and no plot shows it.
+    Stages that are never cached have no plot, and no plot shows them.
     """
-    stages = [(each.stage, each.sha256) for each in records if each.stage != "mechanism_audit"]
+    stages = [(each.stage, each.sha256) for each in records if each.stage not in NEVER_CACHED]
     parts = [_code_digest(), recipe.model_dump(mode="json"), stages]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -22,6 +22,9 @@ LIBRARIES = ("gradmm", "prefect", "torch", "transformers", "datasets", "dp-accou
 #: Stages whose rows have the columns `kept` and `reason`, in their order.
 FILTERS = ("label_filter", "loss_selection", "category_balance")
 
+#: Stages that every run makes anew: each private run audits the code that it runs.
+NEVER_CACHED = ("mechanism_audit",)
+
 
 class StageRecord(BaseModel, frozen=True):
     """One stage of a run.
@@ -69,8 +72,8 @@ class RunRecord(BaseModel, frozen=True):
 
     @property
     def unchanged(self) -> bool:
-        """Whether everything came from the cache, but for the mechanism's audit, which every private run makes."""
-        return all(stage.cached for stage in self.stages if stage.stage != "mechanism_audit")
+        """Whether all stages that may come from the cache did."""
+        return all(stage.cached for stage in self.stages if stage.stage not in NEVER_CACHED)
 
     def stage(self, name: str) -> StageRecord:
         """Return the record of a stage."""

@@ -182,17 +182,12 @@ class StageCache(CachePolicy):
         return f"{self.stage}/{inputs['context'].key}"
 
 
-def stage_task(
-    stage: str, cached: bool = True
-) -> Callable[[Callable[..., Outcome | StageArtifact]], Task[..., StageArtifact]]:
+def stage_task(stage: str) -> Callable[[Callable[..., Outcome | StageArtifact]], Task[..., StageArtifact]]:
     """Turn a function that returns a stage's rows and figures into a Prefect task.
 
     The task writes them as the stage's Parquet and returns a reference to it. The function's first parameter is
     the `RunContext`; all others determine the result. A function with a parameter `publication` writes its Parquet
     itself and returns the reference. Errors of a function that receives a split are redacted.
-
-    Args:
-        cached: whether a run may take the result of an earlier one.
     """
 
     def decorate(function: Callable[..., Outcome | StageArtifact]) -> Task[..., StageArtifact]:
@@ -227,7 +222,6 @@ def stage_task(
             run,
             name=stage,
             cache_policy=StageCache(stage),
-            refresh_cache=None if cached else True,
             persist_result=True,
             result_serializer="json",
             cache_result_in_memory=False,
