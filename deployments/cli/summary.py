@@ -129,9 +129,8 @@ def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
     attacks = Table(title="attacks", title_justify="left")
     for heading in ("", *(test.test for test in tests)):
         attacks.add_column(heading)
-    repeated = audit.repeated_draws
     rows = {
-        "releases": [f"{-(-2 * repeated.draws // repeated.canaries)}", "1"],
+        "releases": [str(test.releases) for test in tests],
         "canaries in each": [str(test.canaries) for test in tests],
         "correct guesses": ["", f"{audit.one_run.correct} of {audit.one_run.guesses}"],
         "lower bound on epsilon": [f"{test.certified_epsilon:.3f}" for test in tests],

@@ -66,11 +66,12 @@ CHECK_CONFIDENCE = 0.9999
 class MechanismTest(Settings):
     """The epsilon that one test certified at its `confidence`, and the bound expected for a correct mechanism.
 
-    The `RocFigures` compare the scores of releases with and without the canary (in one run: of canaries in and
-    out). They are point estimates without a confidence level.
+    Each of its `releases` has `canaries` canaries. The `RocFigures` compare the scores of releases with and
+    without the canary (in one run: of canaries in and out). They are point estimates without a confidence level.
     """
 
     test: Literal["repeated draws", "one run"]
+    releases: int
     canaries: int
     draws: int
     guesses: int | None = None
@@ -169,11 +170,13 @@ def mechanism_audit(
 
     release = CanaryRelease(mechanism, norms, PER_RELEASE)
     noise = NoiseSample(sigma)
-    without, with_ = repeated_scores(release, draws, rng, noise)
+    releases = max(2, math.ceil(2 * draws / release.canaries))  # the check of correlation compares two
+    without, with_ = repeated_scores(release, releases, rng, noise)
     multiplier = sigma / release.shift
     threshold = release.shift * planned_threshold(multiplier, mechanism.delta, draws)
     repeated_draws = outcome(
         test="repeated draws",
+        releases=releases,
         canaries=release.canaries,
         draws=draws,
         certified_epsilon=certified_epsilon(without, with_, mechanism.delta, settings.confidence, threshold),
@@ -193,6 +196,7 @@ def mechanism_audit(
     )
     one_run = outcome(
         test="one run",
+        releases=1,
         canaries=once.canaries,
         draws=1,
         guesses=settings.guesses,
@@ -206,16 +210,16 @@ def mechanism_audit(
 
 
 def repeated_scores(
-    release: CanaryRelease, draws: int, rng: np.random.Generator, noise: NoiseSample
+    release: CanaryRelease, releases: int, rng: np.random.Generator, noise: NoiseSample
 ) -> tuple[Float[np.ndarray, " without"], Float[np.ndarray, " with"]]:
-    """Release canaries, in or out by fair coins, until there are 2 x `draws` scores. Collect the noise.
+    """Release canaries `releases` times, in or out by fair coins each time. Collect the noise.
 
     A score is the release's projection on the direction in which its canary moves it, less that of the noiseless
     sums without the canary. Canaries do not affect one another's scores.
     """
     absent = release.scores(release.clean(release.sums(np.zeros(release.canaries, dtype=bool))))
     without, with_ = [], []
-    for _ in range(max(2, -(-2 * draws // release.canaries))):
+    for _ in range(releases):
         included = rng.random(release.canaries) < 0.5
         sums = release.sums(included)
         clean, released = release.clean(sums), release.released(sums)
