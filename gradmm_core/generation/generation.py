@@ -62,9 +62,10 @@ def generate(
             are tokenised again, and their matching loss is that of the released text.
 
     Raises:
-        InputError: for settings that `check_generation` refuses, or if the losses are not finite.
+        InputError: if instruction and text are too long for the model, if its vocabulary has no words to write
+            with, or if the losses are not finite.
     """
-    check_generation(language_model, instruction, text_tokens, settings)
+    PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
     numbers = range(shard.start, shard.start + shard.count)
     title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
     objective: Objective
