@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -167,11 +168,7 @@ def roc(
     high = clopper_pearson(tpr * records, records, each_side, "upper")
     axes.fill_between(ROC_RATES, low, high, color=BLUE, alpha=0.2, linewidth=0, label="95% interval of one split")
     axes.plot(ROC_RATES, tpr, color=BLUE, label="the attack")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.01)
-    axes.set_aspect("equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(percent))
+    _set_axes_of_rates(axes)
     add_legend(figure)
     power = "" if detectable is None else f" It detects {100 * detectable:.1f} points with 80% power."
     return described(
@@ -195,11 +192,7 @@ def trade_off(guarantee: Guarantee) -> Figure:
     axes.plot(false_alarms, 1 - false_alarms, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="guessing")
     axes.fill_between(false_alarms, missed, color=GREY, alpha=0.25, linewidth=0, label="impossible")
     axes.plot(false_alarms, missed, color=BLUE, label="the guarantee")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.01)
-    axes.set_aspect("equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(percent))
+    _set_axes_of_rates(axes)
     add_legend(figure)
     return described(figure, guarantee.in_words)
 
@@ -230,6 +223,15 @@ def cosines(expected: Mapping[str, float], actual: Mapping[str, float]) -> Figur
         for name, value in actual.items()
     ]
     return described(figure, f"{'; '.join(words)}.")
+
+
+def _set_axes_of_rates(axes: Axes) -> None:
+    """Let both axes go from 0% to 100%, at the same scale."""
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.01)  # a line at 100% is drawn in full
+    axes.set_aspect("equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(percent))
 
 
 def _ragged(lists: Sequence[Any] | pd.Series) -> Float[np.ndarray, "texts rounds"]:
