@@ -24,6 +24,7 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template
+from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.probe import Probe
 
@@ -52,6 +53,18 @@ def examples(nightly: int, **options: Any) -> settings:
     """Hypothesis settings for `nightly` examples in the nightly profile, otherwise a quarter of them."""
     quick = max(nightly // 4, min(nightly, EXAMPLES["quick"]))
     return settings(max_examples=nightly if PROFILE == "nightly" else quick, **options)
+
+
+def make_mechanism(epsilon: float = 1.0, **changes: object) -> GaussianMechanism:
+    """Make a mechanism; `changes` replace the values below."""
+    values = {
+        "epsilon": epsilon,
+        "delta": 1e-5,
+        "clipping_norm": 1.0,
+        "adjacency": "add-or-remove",
+        "calibration": "analytic",
+    }
+    return GaussianMechanism.model_validate(values | changes)
 
 
 @pytest.fixture(scope="session")

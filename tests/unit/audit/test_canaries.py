@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from gradmm.audit.canaries import CANARY_NORM, CanaryRelease
-from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
+from tests.conftest import make_mechanism
 
 C = 0.7
 CANARIES = 40
 
 
-def release(probe_share: float, **changes: object) -> CanaryRelease:
-    values = {
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "clipping_norm": C,
-        "adjacency": "add-or-remove",
-        "calibration": "analytic",
-    }
-    mechanism = GaussianMechanism.model_validate(values | changes)
+def release(probe_share: float, **changes: Any) -> CanaryRelease:
+    mechanism = make_mechanism(clipping_norm=C, **changes)
     return CanaryRelease(mechanism, ReleaseNorms.of(C, probe_share), CANARIES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +12,13 @@ from hypothesis import strategies as st
 
 from gradmm.audit.checks import Check, NoiseSample, check_sensitivity, required_sigma
 from gradmm.audit.mechanism_audit import CanaryRelease
-from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
-from tests.conftest import examples
+from tests.conftest import examples, make_mechanism
 
 #: Releases, and coordinates of two parts.
 RELEASES, FIRST, SECOND = 40, 64, 100
 
 Draw = Callable[[np.random.Generator, int], dict[str, np.ndarray]]
-
-
-def mechanism(**changes: object) -> GaussianMechanism:
-    values = {
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "clipping_norm": 0.3,
-        "adjacency": "add-or-remove",
-        "calibration": "analytic",
-    }
-    return GaussianMechanism.model_validate(values | changes)
 
 
 @given(
@@ -42,13 +31,13 @@ def mechanism(**changes: object) -> GaussianMechanism:
 def test_the_required_sigma_is_the_mechanisms(
     epsilon: float, delta: float, clipping_norm: float, adjacency: str
 ) -> None:
-    claim = mechanism(epsilon=epsilon, delta=delta, clipping_norm=clipping_norm, adjacency=adjacency)
+    claim = make_mechanism(epsilon=epsilon, delta=delta, clipping_norm=clipping_norm, adjacency=adjacency)
     assert required_sigma(claim) == pytest.approx(claim.sigma, rel=2e-6)  # the slack for rounded sums is 1e-6
 
 
 @pytest.mark.parametrize("changes", [{"calibration": "paper", "epsilon": 0.5}, {"sampler": "discrete"}])
-def test_the_required_sigma_follows_the_calibration_and_the_sampler(changes: dict[str, object]) -> None:
-    claim = mechanism(adjacency="replace", **changes)
+def test_the_required_sigma_follows_the_calibration_and_the_sampler(changes: dict[str, Any]) -> None:
+    claim = make_mechanism(adjacency="replace", clipping_norm=0.3, **changes)
     assert required_sigma(claim) == pytest.approx(claim.sigma, rel=2e-6)
 
 
@@ -61,7 +50,7 @@ def test_the_required_sigma_follows_the_calibration_and_the_sampler(changes: dic
 def test_no_record_moves_the_sums_by_more_than_the_clipping_norm(
     sampler: str, probe_share: float, clipping_norm: float
 ) -> None:
-    claim = mechanism(sampler=sampler, clipping_norm=clipping_norm)
+    claim = make_mechanism(sampler=sampler, clipping_norm=clipping_norm)
     release = CanaryRelease(claim, ReleaseNorms.of(clipping_norm, probe_share), 64)
     check = check_sensitivity(release, np.random.default_rng(0))
     assert check.passes

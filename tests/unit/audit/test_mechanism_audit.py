@@ -30,18 +30,7 @@ from gradmm.config.settings import MechanismAuditSettings
 from gradmm.errors import InputError
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
-from tests.conftest import examples
-
-
-def claim(epsilon: float = 1.0, delta: float = 1e-5, **changes: object) -> GaussianMechanism:
-    values = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "clipping_norm": 1.0,
-        "adjacency": "add-or-remove",
-        "calibration": "analytic",
-    }
-    return GaussianMechanism.model_validate(values | changes)
+from tests.conftest import examples, make_mechanism
 
 
 def canaries_of(mechanism: GaussianMechanism, count: int, probe_share: float = 0.5) -> CanaryRelease:
@@ -166,7 +155,7 @@ def test_perfectly_separated_draws_certify_the_largest_bound() -> None:
 @pytest.mark.parametrize(("epsilon", "slack"), [(0.5, 0.05), (1.0, 0.06), (4.0, 0.25)])
 def test_the_certified_bound_of_a_gaussian_mechanism_is_as_expected(epsilon: float, slack: float) -> None:
     rng = np.random.default_rng(5)
-    sigma = claim(epsilon).sigma
+    sigma = make_mechanism(epsilon).sigma
     threshold = planned_threshold(sigma, 1e-5, 100_000) / sigma
     bounds = [
         certified_epsilon(*gaussian_scores(1 / sigma, 100_000, rng), 1e-5, threshold=threshold) for _ in range(12)
@@ -177,7 +166,7 @@ def test_the_certified_bound_of_a_gaussian_mechanism_is_as_expected(epsilon: flo
 
 
 def test_the_expected_bound_grows_with_the_draws_to_the_true_epsilon_and_falls_with_noise() -> None:
-    sigma = claim(1.0).sigma
+    sigma = make_mechanism(1.0).sigma
     by_draws = [expected_certified_epsilon(sigma, 1e-5, draws) for draws in (10**4, 10**5, 10**6, 10**9)]
     assert by_draws == sorted(by_draws)
     assert 0.95 < by_draws[-1] < 1.0
@@ -189,7 +178,7 @@ def test_the_expected_bound_grows_with_the_draws_to_the_true_epsilon_and_falls_w
 
 def test_one_canary_is_always_in_or_always_out_and_refused() -> None:
     with pytest.raises(InputError, match="every canary in, or every canary out"):
-        audit_of(claim(), draws=100, canaries=1, guesses=1)
+        audit_of(make_mechanism(), draws=100, canaries=1, guesses=1)
 
 
 # One run
@@ -255,7 +244,7 @@ def test_guesses_are_made_on_the_highest_and_lowest_scores(guesses: int, correct
 @pytest.mark.parametrize(("canaries", "guesses"), [(64, 16), (50, 50)])
 def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: int, probe_share: float) -> None:
     rng = np.random.default_rng(7)
-    release = canaries_of(claim(8.0), canaries, probe_share)
+    release = canaries_of(make_mechanism(8.0), canaries, probe_share)
     right = [correct_guesses(*one_run_scores(release, rng), guesses) for _ in range(60)]
     expected = expected_correct_guesses(canaries, guesses, release.mechanism.sigma / release.shift)
     # Four standard errors over 60 runs, and a share of the guesses for the small number of canaries.
@@ -266,7 +255,7 @@ def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: in
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
 def test_without_noise_every_guess_is_correct(adjacency: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GaussianMechanism, "noise", lambda _, shape: np.zeros(shape))
-    release = canaries_of(claim(adjacency=adjacency), 64)
+    release = canaries_of(make_mechanism(adjacency=adjacency), 64)
     included, scores = one_run_scores(release, np.random.default_rng(8))
     half = release.shift / 2
     np.testing.assert_allclose(scores, np.where(included, half, -half), atol=1e-12)
@@ -280,7 +269,7 @@ def test_without_noise_every_guess_is_correct(adjacency: str, monkeypatch: pytes
 
 def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
     """The system's noise has no seed; a bound below 0.4 occurs about once in a thousand runs."""
-    audit = audit_of(claim(), probe_share=0.0, confidence=0.95)
+    audit = audit_of(make_mechanism(), probe_share=0.0, confidence=0.95)
     assert audit.repeated_draws.passes
     assert 0.4 < audit.repeated_draws.certified_epsilon < 1.0
     assert audit.repeated_draws.expected_certified_epsilon == pytest.approx(0.63, abs=0.03)
@@ -292,7 +281,7 @@ def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
 def test_a_correct_mechanism_passes_every_test(probe_share: float, adjacency: str, sampler: str) -> None:
     draws = 5_000 if sampler == "discrete" else 1_000
-    mechanism = claim(adjacency=adjacency, sampler=sampler)
+    mechanism = make_mechanism(adjacency=adjacency, sampler=sampler)
     audit = audit_of(mechanism, probe_share, draws=draws, canaries=60, guesses=20, confidence=0.999999)
     assert audit.failed == []
     assert audit.passes
@@ -303,7 +292,7 @@ def test_a_correct_mechanism_passes_every_test(probe_share: float, adjacency: st
 
 def test_a_failed_audit_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GaussianMechanism, "noise", lambda _, shape: np.zeros(shape))
-    audit = audit_of(claim(), draws=1000)
+    audit = audit_of(make_mechanism(), draws=1000)
     assert not audit.passes
     assert audit.failed[0].startswith("noise of gradient 0 is 0, not in 0.9")
     assert any(each.startswith("repeated draws certify epsilon") for each in audit.failed)
@@ -311,7 +300,7 @@ def test_a_failed_audit_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_frame_has_a_row_for_each_check_and_attack() -> None:
-    audit = audit_of(claim(2.0), draws=2000, canaries=80, guesses=20, confidence=0.9)
+    audit = audit_of(make_mechanism(2.0), draws=2000, canaries=80, guesses=20, confidence=0.9)
     frame = audit.as_frame()
     assert list(frame.columns) == COLUMNS
     assert frame["test"].tolist() == [

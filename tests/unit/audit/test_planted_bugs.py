@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from gradmm.privacy.clipped_sum import RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target import target_gradient
+from tests.conftest import make_mechanism
 
 C = 0.5
 EPSILONS = (0.05, 0.5, 1.0, 4.0)
@@ -32,16 +34,7 @@ ONE_RUN = {"canaries": 100, "guesses": 20}
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
-
-def claim(epsilon: float, **changes: object) -> GaussianMechanism:
-    values = {
-        "epsilon": epsilon,
-        "delta": 1e-5,
-        "clipping_norm": C,
-        "adjacency": "add-or-remove",
-        "calibration": "analytic",
-    }
-    return GaussianMechanism.model_validate(values | changes)
+claim = partial(make_mechanism, clipping_norm=C)
 
 
 def audit(mechanism: GaussianMechanism, draws: int = DRAWS) -> MechanismAudit:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,24 +11,11 @@ from torch import Tensor
 
 from gradmm.gradients.head_gradient import HeadGradients
 from gradmm.privacy.clipped_sum import ClippedSum, RecordSums, RecordVectors
-from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
+from tests.conftest import make_mechanism
 
 C = 1.0
 ROWS, WIDTH = 6, 5
-
-
-def mechanism(
-    clipping_norm: float, sampler: Literal["floating-point", "discrete"] = "floating-point"
-) -> GaussianMechanism:
-    return GaussianMechanism(
-        epsilon=1.0,
-        delta=1e-5,
-        clipping_norm=clipping_norm,
-        adjacency="add-or-remove",
-        calibration="analytic",
-        sampler=sampler,
-    )
 
 
 def farthest_record(norms: ReleaseNorms) -> float:
@@ -67,7 +53,7 @@ def test_batches_are_added_without_a_rounding_error(values: list[float]) -> None
 
 
 def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> None:
-    audited = mechanism(0.7, sampler="discrete")
+    audited = make_mechanism(clipping_norm=0.7, sampler="discrete")
     random = torch.Generator().manual_seed(3)
     residual = torch.randn(50, 2, ROWS, generator=random, dtype=torch.float64)
     records = HeadGradients(residual, torch.randn(50, 2, WIDTH, generator=random, dtype=torch.float64))
@@ -82,7 +68,7 @@ def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> 
     assert torch.equal(total, summed(list(reversed(range(50)))))
     step = 2.0**-21  # 2 ** floor(log2 0.7) / 2 ** 20
     assert torch.equal(total / step, (total / step).round())
-    exact = ClippedSum().add(records, 0.7, mechanism(0.7)).total
+    exact = ClippedSum().add(records, 0.7, make_mechanism(clipping_norm=0.7)).total
     assert torch.allclose(total, exact, atol=50 * step)
     for i in range(50):
         assert float(summed([i]).norm()) <= 0.7

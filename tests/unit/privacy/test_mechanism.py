@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import mpmath
@@ -14,25 +15,15 @@ from gradmm.config.settings import PrivacySettings
 from gradmm.errors import InputError
 from gradmm.privacy.guarantee import guarantee
 from gradmm.privacy.mechanism import (
-    GaussianMechanism,
     discrete_multiplier,
     gaussian_delta,
     gaussian_mechanism,
     system_standard_normal,
     zcdp_epsilon,
 )
-from tests.conftest import examples
+from tests.conftest import examples, make_mechanism
 
-
-def mechanism(**changes: object) -> GaussianMechanism:
-    values = {
-        "epsilon": 0.05,
-        "delta": 1e-4,
-        "clipping_norm": 1.0,
-        "adjacency": "add-or-remove",
-        "calibration": "analytic",
-    }
-    return GaussianMechanism.model_validate(values | changes)
+mechanism = partial(make_mechanism, epsilon=0.05, delta=1e-4)
 
 
 def test_sigma_of_the_paper_and_of_the_analytic_calibration() -> None:

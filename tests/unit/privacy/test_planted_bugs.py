@@ -8,6 +8,7 @@ canaries do not reach, or are found without it. test_ledger.py and tests/flows/t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,22 +21,14 @@ from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target.target_gradient import TargetSums
 from gradmm.target.target_space import TargetSpace
+from tests.conftest import make_mechanism
 
 C = 1.0
 ROWS, WIDTH = 6, 5
 
 Sum = Callable[[HeadGradients, TargetSpace], Tensor]
 
-
-def mechanism(**changes: object) -> GaussianMechanism:
-    values = {
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "clipping_norm": C,
-        "adjacency": "add-or-remove",
-        "calibration": "analytic",
-    }
-    return GaussianMechanism.model_validate(values | changes)
+mechanism = partial(make_mechanism, clipping_norm=C)
 
 
 def ours(records: HeadGradients, space: TargetSpace) -> Tensor:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradmm.config.settings import TargetGradientSettings
-from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import (
     CONSTANT,
     MAX_DIMENSIONS,
@@ -15,16 +14,7 @@ from gradmm.privacy.sensitivity import (
     ReleaseNorms,
     with_probe_dimensions,
 )
-
-
-def mechanism(epsilon: float, clipping_norm: float = 1.0) -> GaussianMechanism:
-    return GaussianMechanism(
-        epsilon=epsilon,
-        delta=1e-5,
-        clipping_norm=clipping_norm,
-        adjacency="add-or-remove",
-        calibration="analytic",
-    )
+from tests.conftest import make_mechanism
 
 
 @given(
@@ -48,7 +38,7 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
     epsilon: float, records: int, clipping_norm: float
 ) -> None:
     settings = TargetGradientSettings()
-    noise = mechanism(epsilon, clipping_norm)
+    noise = make_mechanism(epsilon, clipping_norm=clipping_norm)
     found = with_probe_dimensions(settings, clipping_norm, noise.sigma, records)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
     deviation = noise.sigma / norms.second_moment * (1 + CONSTANT**2)
@@ -57,7 +47,7 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
         return math.sqrt(2 * dimensions) * deviation / records <= 1 / (2 * dimensions)
 
     # C scales sensitivity and noise alike.
-    assert found == with_probe_dimensions(settings, 1.0, mechanism(epsilon).sigma, records)
+    assert found == with_probe_dimensions(settings, 1.0, make_mechanism(epsilon).sigma, records)
     if not fits(MIN_DIMENSIONS):
         assert found == settings.model_copy(update={"probe_share": 0.0})
         return

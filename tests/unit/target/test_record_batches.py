@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_split, tokenise_template
 from gradmm.privacy.clipped_sum import RecordVectors
-from gradmm.privacy.mechanism import SUM_SLACK, GaussianMechanism
+from gradmm.privacy.mechanism import SUM_SLACK
 from gradmm.target import record_batches
 from gradmm.target.record_batches import RecordBatches, padded_length
 from gradmm.target.target_gradient import TargetSums, target_sums
 from gradmm.target.target_space import FULL, TargetSpace, label_rows
-from tests.conftest import random_probe, tiny_language_model
+from tests.conftest import make_mechanism, random_probe, tiny_language_model
 
 FAMILIES = ("phi", "llama", "gpt2", "gpt_neox", "opt", "phi3", "mixtral")
 C = 0.1
@@ -57,9 +58,7 @@ def spaces(language_model: LanguageModel, template: TokenisedTemplate) -> dict[s
     return {"full": FULL, "public-subspace": TargetSpace(rows, basis, centres, features)}
 
 
-def mechanism(sampler: str = "floating-point") -> GaussianMechanism:
-    values = {"epsilon": 1.0, "delta": 1e-5, "clipping_norm": C, "adjacency": "add-or-remove"}
-    return GaussianMechanism.model_validate(values | {"calibration": "analytic", "sampler": sampler})
+mechanism = partial(make_mechanism, clipping_norm=C)
 
 
 def vectors(batches: RecordBatches, texts: tuple[str, ...], label: int) -> dict[str, tuple[Tensor, ...]]:
@@ -122,7 +121,7 @@ def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
         pytest.skip("refused by the recipe")
     language_model = tiny_language_model(tokenizer, family, dtype=dtype)
     template = tokenise_template(language_model, prompt_template)
-    release = mechanism(sampler)
+    release = mechanism(sampler=sampler)
     for texts in WORST.values():
         whole, part = (
             target_sums(
@@ -140,7 +139,7 @@ def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
 
 
 def test_the_slack_is_none_where_sums_are_exact() -> None:
-    assert mechanism("discrete").record_norm == C
+    assert mechanism(sampler="discrete").record_norm == C
     assert mechanism().record_norm == C * (1 + SUM_SLACK)
 
 

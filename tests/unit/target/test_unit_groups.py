@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,6 @@ from gradmm.data.splits import LabelledTexts
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_split, tokenise_template
-from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target import unit_groups as module
 from gradmm.target.checkpoint import UnfinishedSums
@@ -23,16 +24,14 @@ from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_gradient import TargetSums, target_sums
 from gradmm.target.target_space import TargetSpace
 from gradmm.target.unit_groups import unit_groups
-from tests.conftest import examples, tiny_language_model
+from tests.conftest import examples, make_mechanism, tiny_language_model
 from tests.unit.target.test_record_batches import moved, spaces
 
 C = 0.1
 WORDS = ("the", "soup", "was", "warm", "and", "fresh", "bread", "late", "again", "rude", "great", "book", "cold")
 
 
-def mechanism(sampler: str = "floating-point") -> GaussianMechanism:
-    values = {"epsilon": 1.0, "delta": 1e-5, "clipping_norm": C, "adjacency": "add-or-remove"}
-    return GaussianMechanism.model_validate(values | {"calibration": "analytic", "sampler": sampler})
+mechanism = partial(make_mechanism, clipping_norm=C)
 
 
 def people(*sizes: int, seed: int = 0) -> LabelledTexts:
@@ -58,7 +57,7 @@ def sums_of(
     clipping_norm: float = C,
 ) -> TargetSums:
     settings = TargetGradientSettings(batch_size=8)
-    release = mechanism(sampler)
+    release = mechanism(sampler=sampler)
     return target_sums(model, template, data, settings, clipping_norm, release, space, None, rows_per_unit)
 
 
@@ -85,7 +84,7 @@ def test_no_unit_moves_the_sums_by_more_than_the_sensitivity(
         moved(whole, sums_of(model, template, without(data, unit), space, rows_per_unit, sampler))
         for unit in range(5)
     ]
-    assert 0.5 < max(distances) <= mechanism(sampler).record_norm / C
+    assert 0.5 < max(distances) <= mechanism(sampler=sampler).record_norm / C
     # Without the unit column, a person with many texts moves them further.
     by_record = sums_of(model, template, data, space, None, sampler)
     assert moved(by_record, sums_of(model, template, without(data, 1), space, None, sampler)) > 2
