@@ -114,7 +114,7 @@ class MechanismAudit(Settings):
 
     @property
     def failed(self) -> list[str]:
-        """What failed, in words."""
+        """A description of each check and attack that failed."""
         checks = [
             f"{check.test}{f' of {check.part}' if check.part else ''} is {check.measured:.6g}, "
             f"not in {check.low:.6g} to {check.high:.6g}"

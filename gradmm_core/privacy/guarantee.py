@@ -78,7 +78,7 @@ class Guarantee(Settings):
 
     @property
     def in_words(self) -> str:
-        """What the guarantee means for one unit, for readers who do not know epsilon; empty without one."""
+        """The guarantee's meaning for one unit, for readers who do not know epsilon; empty without a guarantee."""
         if not self.safe or self.correct_guesses is None:
             return ""
         one, that = ("one record", "that record was") if self.unit == RECORD else (self.unit, "those were")

@@ -35,10 +35,10 @@ def check_later_stages(
 
 
 def check_records(data: DataReference) -> None:
-    """Check that there are records to audit the texts with.
+    """Check that there are enough records to audit the texts with.
 
     Raises:
-        InputError: if there are not.
+        InputError: if there are too few.
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.audit.mia_audit import MIN_RECORDS
@@ -56,7 +56,8 @@ def check_kept(texts: StageArtifact, charged: bool) -> StageArtifact:
     """Return a filter's result if it has kept texts of every label.
 
     Raises:
-        InputError: if it has not. The message says where the dropped texts are, and that the release is kept.
+        InputError: if a label has no text left. The message says where the dropped texts are and, in a private
+            run, that the release is kept.
     """
     dropped = [label for label, count in texts.figures["kept_by_label"].items() if count == 0]
     if dropped:

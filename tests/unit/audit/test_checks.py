@@ -88,7 +88,7 @@ def test_independent_noise_passes_at_any_scale(sigma: float) -> None:
 
 
 def test_independent_noise_fails_as_often_as_the_confidence_says() -> None:
-    """Of each check 10% fail, within four standard errors of 300 samples."""
+    """At most 10% of 300 samples fail each check, within four standard errors."""
     results = [failed(sample_of(independent, seed, releases=10), 0.9) for seed in range(300)]
     for test in ("noise", "correlation"):
         share = np.mean([any(check == test for check, _ in each) for each in results])
