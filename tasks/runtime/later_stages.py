@@ -1,4 +1,8 @@
-"""Check, before a release is charged, what later stages would refuse only after it."""
+"""Stop a run that cannot be finished.
+
+Everything that later stages would refuse is checked before a release is charged, if it can be known by then. The
+texts that a filter keeps cannot: they are checked after each filter.
+"""
 
 from __future__ import annotations
 
