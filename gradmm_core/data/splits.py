@@ -156,19 +156,19 @@ def _labelled_texts(rows: _Rows, labels: Sequence[int], name: str) -> LabelledTe
 def _hold_out(rows: _Rows, settings: DataSettings, seed: int) -> tuple[_Rows, _Rows]:
     """Split rows into train and validation, each in file order. See step 2 above for the use of hashes."""
     count, split = settings.validation_rows, settings.train_split
-    units = None if rows.units is None else np.unique(rows.units)
-    kind, total = ("rows", len(rows)) if units is None else ("units", len(units))
+    if rows.units is None:
+        kind, own, order = "rows", np.arange(len(rows)), _hash_order(rows, "validation", seed)
+    else:
+        units, own = np.unique(rows.units, return_inverse=True)
+        kind, order = "units", np.argsort(_hashes(units, "validation", seed))
+    total = len(order)
     if total < 2 * count:
         raise InputError(
             f"{count} validation {kind} cannot be held out of the {total} {kind} of split {split!r}",
             "data.validation_rows",
             f"hold out at most half ({total // 2}), or set data.validation_split",
         )
-    if units is None:
-        held_out = np.zeros(len(rows), dtype=bool)
-        held_out[_hash_order(rows, "validation", seed)[:count]] = True
-    else:
-        held_out = np.isin(rows.units, units[np.argsort(_hashes(units, "validation", seed))[:count]])
+    held_out = np.isin(own, order[:count])
     return rows[~held_out], rows[held_out]
 
 
