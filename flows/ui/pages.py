@@ -161,7 +161,7 @@ def _samples(record: StageRecord) -> list[str]:
         return []
     rows = record.read([*TEXT_COLUMNS, "kept", "reason"])
     kept, dropped = (_alternating(rows[rows["kept"] == is_kept], SAMPLE_ROWS) for is_kept in (True, False))
-    samples = ["## Sample of the texts left", _text_table(kept)]
+    samples = ["## Sample of the texts left", _text_table(kept)] if len(kept) else []
     if len(dropped):
         samples += ["## Sample of the dropped texts", _text_table(dropped, reason=True)]
     return samples

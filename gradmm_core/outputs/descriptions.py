@@ -99,7 +99,8 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             return f"{number(record.rows)} texts, {shrinkage}{_quality(figures)}, {passes}"
         case "label_filter" | "loss_selection" | "category_balance":
             left = f"{number(figures['kept'])} of {number(record.rows)} texts left"
-            return f"{left}, {_quality(figures)} ({_by_class(figures['kept_by_label'], recipe)})"
+            quality = f", {_quality(figures)}" if figures["kept"] else ""
+            return f"{left}{quality} ({_by_class(figures['kept_by_label'], recipe)})"
         case "finetune_eval":
             before = percent(figures["accuracy_before"])
             synthetic, real = (_accuracy(figures, arm, recipe) for arm in ("synthetic", "real"))

@@ -38,6 +38,7 @@ from prefect.logging.handlers import APILogHandler, APILogWorker
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.serving.local_run import progress_on_stderr
 from gradmm.errors import BudgetExhausted
+from gradmm.filters.rows import filter_figures
 from gradmm.flows.runtime.ui_logs import logs_in_ui
 from gradmm.flows.ui import artifacts as ui_artifacts
 from gradmm.flows.ui import plots as ui_plots
@@ -349,6 +350,26 @@ def test_a_page_of_hostile_texts_is_a_page_of_texts(tmp_path: Path, tiny_recipe:
         *("h1", "h2", "p", "strong", "code", "pre", "table", "thead", "tbody", "tr", "th", "td")
     }
     assert set(re.findall(r"<(\w+)", rendered(page.summary))) == {"p"}
+
+
+def test_a_filter_that_drops_all_texts_has_a_page_that_says_why(
+    tmp_path: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    rows = text_rows(["one", "two"]).assign(kept=False, reason="classified as another label")
+    rows.to_parquet(tmp_path / "rows.parquet")
+    record = StageRecord(
+        stage="label_filter",
+        path=tmp_path / "rows.parquet",
+        sha256="0" * 64,
+        rows=len(rows),
+        figures=filter_figures(rows),
+        cached=False,
+        seconds=0.1,
+    )
+    page = stage_page(record, tiny_recipe())
+    assert page.summary.startswith("0 of 2 texts left")
+    assert "Sample of the texts left" not in page.markdown
+    assert page.markdown.count("classified as another label") == 2
 
 
 def test_samples_are_json_and_no_more_than_fifty() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from gradmm.filters.rows import filter_figures
 from gradmm.outputs.descriptions import STAGES, accuracy_rows, stage_figures, stage_result, verdict
 from gradmm.outputs.record import StageRecord
 from tests.unit.outputs.test_release import SENTIMENT, run_record
@@ -47,6 +49,12 @@ def test_result_names_the_probe_where_there_is_one() -> None:
         figures = {"coordinates": 3200, "probe_dimensions": probe}
         space = RUN.stage("generation").model_copy(update={"stage": "target_space", "figures": figures})
         assert stage_result(space, RUN.recipe) == f"3,200 coordinates per class{words}"
+
+
+def test_result_of_a_filter_that_drops_all_texts_has_no_quality() -> None:
+    texts = pd.DataFrame({"label": [0, 1, 1], "kept": False})
+    record = RUN.stage("label_filter").model_copy(update={"rows": 3, "figures": filter_figures(texts)})
+    assert stage_result(record, RUN.recipe) == "0 of 3 texts left (0 negative, 0 positive)"
 
 
 def test_a_stage_of_a_study_has_its_rows_for_a_result() -> None:
