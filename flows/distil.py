@@ -118,7 +118,7 @@ def fine_tune(
     Both have the same number of rows of each class. Fine-tuning is repeated with every seed.
     """
     settings = recipe.finetune_eval
-    counts = Counter(texts.read().query("kept")["label"].tolist())
+    counts = Counter(texts.read()["written_for"].tolist())
     plan = [
         [Trial(target_context, Arm("before", "nothing"), None, {}, settings.seeds[0])],
         *(

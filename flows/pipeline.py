@@ -22,6 +22,7 @@ from gradmm.tasks.category_balance import category_balance as category_balance_s
 from gradmm.tasks.generation import generation as generation_stage
 from gradmm.tasks.generation import generation_shard
 from gradmm.tasks.label_filter import label_filter as label_filter_stage
+from gradmm.tasks.labelling import labelling as labelling_stage
 from gradmm.tasks.loss_selection import loss_selection as loss_selection_stage
 from gradmm.tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
 from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
@@ -133,8 +134,9 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
 
 
 def synthetic_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
-    """Generate texts that match the target, and filter them."""
-    return filtered_texts(runs, recipe, target_context, generated_texts(runs, recipe, target_context))
+    """Generate texts that match the target, filter and label them."""
+    generated = generated_texts(runs, recipe, target_context)
+    return labelled_texts(runs, recipe, target_context, filtered_texts(runs, recipe, target_context, generated))
 
 
 def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
@@ -195,6 +197,25 @@ def filtered_texts(
     return check_kept(balanced, charged)
 
 
+def labelled_texts(
+    runs: StageRuns, recipe: Recipe, target_context: TargetContext, filtered: StageArtifact
+) -> StageArtifact:
+    """Give each text that the filters kept its class probabilities."""
+    uses_probe = recipe.labelling.probe and target_context.plan.target.probe_share > 0
+    return runs.run(
+        labelling_stage,
+        texts=filtered,
+        model=target_context.model,
+        prompt_template=target_context.prompt_template,
+        class_names=recipe.class_names,
+        instructions=instructions_of(recipe),
+        matching=target_context.plan.target,
+        settings=recipe.labelling,
+        target=target_context.target if uses_probe else None,
+        space=target_context.space if uses_probe else None,
+    )
+
+
 def public_space(
     runs: StageRuns, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
 ) -> StageArtifact | None:
@@ -209,7 +230,7 @@ def public_space(
         target_space_stage,
         model=model,
         prompt_template=prompt_template,
-        instructions={c.label: c.instruction for c in recipe.classes},
+        instructions=instructions_of(recipe),
         settings=plan.target,
         clipping_norm=plan.norms.gradient,
     )
@@ -231,6 +252,11 @@ def prompt_template_of(recipe: Recipe) -> PromptTemplate:
         verbalisers={c.label: c.verbaliser for c in recipe.classes},
         max_text_tokens=recipe.template.max_text_tokens,
     )
+
+
+def instructions_of(recipe: Recipe) -> dict[int, str]:
+    """Return the instruction of each class, keyed by label."""
+    return {c.label: c.instruction for c in recipe.classes}
 
 
 def text_tokens(recipe: Recipe, label: int, target: StageArtifact) -> int:

@@ -43,9 +43,8 @@ def arm_eval(
             and seed.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.data.examples import Examples, HeldOut
+    from gradmm.data.examples import HeldOut
     from gradmm.evaluation.finetune_eval import chosen_learning_rate, evaluate_arm, evaluate_before
-    from gradmm.lm.template import tokenise_texts
 
     (seed,) = settings.seeds
     trainer = finetuning_of(context, model, prompt_template, settings)
@@ -54,9 +53,7 @@ def arm_eval(
     if arm.source == "nothing":
         frame, texts = evaluate_before(trainer, held_out), 0
     else:
-        data = ArmTexts(context, arm, made, train).of(counts, seed)
-        tokens = tokenise_texts(trainer.tokenizer, data.texts, trainer.template.max_text_tokens, arm.name)
-        examples = Examples(tokens, data.labels)
+        examples = ArmTexts(context, arm, made, train).examples(trainer, counts, seed)
         frame, texts = evaluate_arm(trainer, arm.name, examples, held_out), len(examples)
     size = sum(counts.values())
     if texts < size:

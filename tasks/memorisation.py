@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gradmm.filters.rows import kept_texts
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_split
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
@@ -17,12 +16,12 @@ def memorisation(
     from gradmm.audit.memorisation import memorisation as measure
     from gradmm.audit.memorisation import summarise
 
-    kept = kept_texts(texts.read())
+    synthetic = texts.read()
     frame = measure(
-        kept["text"].tolist(),
+        synthetic["text"].tolist(),
         read_split(context, members).texts,
         read_split(context, non_members).texts,
         seed,
     )
-    frame.insert(0, "id", kept["id"].tolist())
+    frame.insert(0, "id", synthetic["id"].tolist())
     return frame, summarise(frame)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gradmm.config.settings import FinetuneEvalSettings, MiaAuditSettings
-from gradmm.filters.rows import kept_texts, token_lists
+from gradmm.filters.rows import token_lists
+from gradmm.labelling.labelling import probability_matrix
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
@@ -36,6 +37,8 @@ def mia_audit(
     split of some data sets does not.
     """
     # Imported here: see tasks/runtime/stage_task.py.
+    import torch
+
     from gradmm.audit.mia_audit import mia_audit as audit
     from gradmm.audit.mia_audit import summarise
     from gradmm.data.examples import Examples
@@ -43,8 +46,9 @@ def mia_audit(
     from gradmm.tasks.finetune_eval import finetuning_of, tokenised
 
     trainer = finetuning_of(context, model, prompt_template, finetuning)
-    kept = kept_texts(texts.read())
-    examples = Examples(token_lists(kept), kept["label"].tolist())
+    labelled = texts.read()
+    probabilities = torch.from_numpy(probability_matrix(labelled))
+    examples = Examples(token_lists(labelled), labelled["label"].tolist(), probabilities)
     tuned = trainer.finetune(examples, learning_rate, finetuning.seeds[0], "fine-tune for the audit")
     pool = POOL * (settings.threshold_records + settings.test_records)
 

@@ -21,7 +21,14 @@ from gradmm.config.recipe import Recipe
 from gradmm.data.examples import class_counts
 from gradmm.evaluation.arm import Arm
 from gradmm.flows.finetune_plan import Plan, Trial, repeating, searching
-from gradmm.flows.pipeline import TargetContext, filtered_texts, generated_texts, release_target, stage_runs
+from gradmm.flows.pipeline import (
+    TargetContext,
+    filtered_texts,
+    generated_texts,
+    labelled_texts,
+    release_target,
+    stage_runs,
+)
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts, artifact_key, never_failing
 from gradmm.outputs.record import StageRecord, library_versions
@@ -69,11 +76,14 @@ class Variant:
 
     @cached_property
     def texts(self) -> dict[int, StageArtifact]:
-        """The texts after all filters, by seed."""
-        return {
-            seed: filtered_texts(*self._seeded(seed), self.target_context, generated)
-            for seed, generated in self.generated.items()
-        }
+        """The labelled texts after all filters, by seed."""
+        return {seed: self._labelled(seed, generated) for seed, generated in self.generated.items()}
+
+    def _labelled(self, seed: int, generated: StageArtifact) -> StageArtifact:
+        runs, recipe = self._seeded(seed)
+        return labelled_texts(
+            runs, recipe, self.target_context, filtered_texts(runs, recipe, self.target_context, generated)
+        )
 
     @property
     def guarantee(self) -> Guarantee:

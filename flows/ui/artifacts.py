@@ -27,7 +27,6 @@ from prefect.artifacts import (
 
 import gradmm.flows.ui
 from gradmm.config.recipe import Recipe
-from gradmm.filters.rows import kept_texts
 from gradmm.flows.ui.pages import TEXT_COLUMNS, Page, refusal_page, run_page, sample_rows, stage_page
 from gradmm.outputs.formatting import duration
 from gradmm.outputs.record import NEVER_CACHED, RunRecord, StageRecord
@@ -106,8 +105,7 @@ class UiArtifacts:
     def show_run(self, run: RunRecord) -> None:
         """Publish the page of a finished run, and a table of its best texts."""
         with never_failing("the run's result"):
-            rows = run.stage("category_balance").read([*TEXT_COLUMNS, "kept", "reason"])
-            texts = kept_texts(rows)
+            texts = run.stage("labelling").read(TEXT_COLUMNS)
             create_table_artifact(
                 sample_rows(texts.sort_values(["matching_loss", "id"])),
                 key=artifact_key(self.recipe.name, "texts"),

@@ -72,7 +72,7 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
 
     Args:
         folder: the run's folder.
-        texts: the rows that the last filter kept.
+        texts: the labelled texts.
         links: addresses of the stages' pages, relative to the page.
     """
     safe = run.guarantee.epsilon is not None and run.guarantee.safe
@@ -157,6 +157,9 @@ def _samples(record: StageRecord) -> list[str]:
     """Return tables of some generated or kept texts and, for a filter, of some dropped ones."""
     if record.stage == "generation":
         return ["## Sample texts", _text_table(_alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
+    if record.stage == "labelling":
+        labelled = record.read([*TEXT_COLUMNS, "probabilities"])
+        return ["## Sample of the labelled texts", _text_table(_alternating(labelled, SAMPLE_ROWS))]
     if record.stage not in FILTERS:
         return []
     rows = record.read([*TEXT_COLUMNS, "kept", "reason"])
@@ -171,6 +174,9 @@ def _text_table(rows: pd.DataFrame, reason: bool = False) -> str:
     """Format a table of texts. The text is the last column because the UI cuts wide tables off."""
     columns = {
         "class": rows["label_name"],
+        **(
+            {"probability": rows["probabilities"].map(max).map("{:.2f}".format)} if "probabilities" in rows else {}
+        ),
         "matching loss": rows["matching_loss"].map("{:.3f}".format),
         "log-perplexity": rows["log_perplexity"].map("{:.2f}".format),
         **({"reason": rows["reason"]} if reason else {}),

@@ -54,6 +54,8 @@ def stage_figure(recipe: Recipe, plan: ReleasePlan, records: Sequence[StageRecor
             return plots.survivors(
                 list(names.values()), [each.stage for each in left], [each.by_class for each in left]
             )
+        case "labelling" if recipe.labelling.labels == "soft":
+            return plots.confidence(record.read(["label_name", "probabilities"]), list(names.values()))
         case "finetune_eval":
             return plots.accuracy_by_step(record.read(), record.figures)
         case "mia_audit":

@@ -17,6 +17,7 @@ from gradmm.config.settings import (
     FinetuneEvalSettings,
     GenerationSettings,
     LabelFilterSettings,
+    LabellingSettings,
     LossSelectionSettings,
     MechanismAuditSettings,
     MiaAuditSettings,
@@ -47,6 +48,7 @@ class Recipe(Settings):
     label_filter: LabelFilterSettings = LabelFilterSettings()
     loss_selection: LossSelectionSettings = LossSelectionSettings()
     category_balance: CategoryBalanceSettings = CategoryBalanceSettings()
+    labelling: LabellingSettings = LabellingSettings()
     finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
     mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
     mia_audit: MiaAuditSettings = MiaAuditSettings()

@@ -323,6 +323,24 @@ class CategoryBalanceSettings(Settings):
     floor: Count = Field(default=10, description="Minimum number of texts per class.")
 
 
+class LabellingSettings(Settings):
+    """Class probabilities of the texts that passed the filters."""
+
+    runtime_fields = frozenset({"batch_size"})
+
+    labels: Literal["soft", "hard"] = Field(
+        default="soft",
+        description="'soft': probabilities of the classes, by the calibrated model and the released probe. "
+        "'hard': the class that each text was written for, as in the paper.",
+    )
+    probe: bool = Field(
+        default=True,
+        description="Use the released probe and the released numbers of records. false: the calibrated model "
+        "alone, which uses no private data.",
+    )
+    batch_size: Count = 64
+
+
 class FinetuneEvalSettings(Settings):
     """Fine-tuning on the synthetic texts, and on the same number of real ones."""
 

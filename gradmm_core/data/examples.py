@@ -6,22 +6,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from gradmm.config.settings import FinetuneEvalSettings
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Token ids of texts, without the template's prefix and suffix, and their labels."""
+    """Token ids of texts, without the template's prefix and suffix, and their labels.
+
+    Attributes:
+        probabilities: of the classes, in the order of the template's labels. None: 1 for each text's label.
+    """
 
     texts: Sequence[list[int]]
     labels: Sequence[int]
+    probabilities: Float[Tensor, "examples classes"] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
+    def class_probabilities(self, labels: Sequence[int]) -> Float[Tensor, "examples classes"]:
+        """Return `probabilities`, or 1 for each example's label, in the order of `labels`."""
+        if self.probabilities is not None:
+            return self.probabilities
+        columns = torch.tensor([labels.index(label) for label in self.labels], dtype=torch.int64)
+        return torch.nn.functional.one_hot(columns, len(labels)).double()
+
     def take(self, rows: Sequence[int]) -> Examples:
-        return Examples([self.texts[i] for i in rows], [self.labels[i] for i in rows])
+        probabilities = None if self.probabilities is None else self.probabilities[list(rows)]
+        return Examples([self.texts[i] for i in rows], [self.labels[i] for i in rows], probabilities)
 
     def sample(self, max_rows: int | None, seed: int) -> Examples:
         """Sample at most `max_rows` rows. Return all rows, in order, if there are no more."""

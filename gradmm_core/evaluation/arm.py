@@ -8,8 +8,6 @@ from typing import Literal
 
 import pandas as pd
 
-from gradmm.filters.rows import kept_texts
-
 #: Total rows of the arm `real-1k`.
 REAL_1K = 1000
 
@@ -34,14 +32,13 @@ class Arm:
 
 
 def first_texts(texts: pd.DataFrame, arm: Arm, counts: Mapping[int, int]) -> pd.DataFrame:
-    """Select the first `counts[label]` texts of each class, or all of a class that has fewer.
+    """Select the first `counts[label]` texts written for each class, or all of a class that has fewer.
 
     Synthetic texts are taken by rank, all others in the order of writing. The result keeps the order of the rows.
 
     Args:
-        texts: rows of the arm's last filter.
+        texts: labelled texts of the arm.
     """
     order = ["rank", "id"] if arm.source == "synthetic" else ["id"]
-    kept = kept_texts(texts)
-    place = kept.sort_values(order).groupby("label").cumcount()
-    return kept[place.reindex(kept.index) < kept["label"].map(counts)].reset_index(drop=True)
+    place = texts.sort_values(order).groupby("written_for").cumcount()
+    return texts[place.reindex(texts.index) < texts["written_for"].map(counts)].reset_index(drop=True)

@@ -23,10 +23,10 @@ from tqdm import tqdm
 from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.errors import InputError
-from gradmm.lm.classification import response_logits, response_losses, score
+from gradmm.lm.classification import class_losses, score
 from gradmm.lm.language_model import LanguageModel, read_pretrained
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
+from gradmm.lm.template import TokenisedTemplate, length_bucketed
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ class Finetuning:
         mean_loss = torch.zeros((), device=self.device)
         for rows in length_bucketed([len(text) for text in examples.texts], PART_SIZE):
             part = examples.take(rows)
-            batch = make_batch(self.template, part.texts, part.labels, self.device)
-            losses = response_losses(response_logits(language_model, batch), batch)
+            probabilities = part.class_probabilities(self.template.labels)
+            losses = class_losses(language_model, self.template, part.texts, probabilities)
             loss = losses.sum() / len(examples)
             loss.backward()
             mean_loss += loss.detach()

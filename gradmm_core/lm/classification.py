@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
@@ -136,6 +137,62 @@ def response_logits(language_model: LanguageModel, batch: Batch) -> Float[Tensor
     """Compute logits at the positions that predict the response, differentiable in all parameters."""
     hidden = language_model.hidden_states(input_ids=batch.input_ids)
     return _head_logits(language_model, response_hidden_states(hidden, batch.positions))
+
+
+def answer_logits(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    hidden: Float[Tensor, "batch tokens hidden"],
+    batch: Batch,
+) -> Float[Tensor, "batch classes"]:
+    """Compute the logits of each class's first response token, in the order of `template.labels`.
+
+    Args:
+        hidden: the last hidden states of the batch.
+    """
+    states = response_hidden_states(hidden, batch.positions)[:, 0]
+    return _head_logits(language_model, states, template.first_tokens)
+
+
+def class_losses(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    probabilities: Float[Tensor, "texts classes"],
+) -> Float[Tensor, " texts"]:
+    """Compute the expected response loss (nats) of each text under class probabilities; differentiable.
+
+    The sum over classes of p(class | text) times the mean cross-entropy over the class's response tokens. Classes
+    whose inputs are the same, those with verbalisers of one token, share a forward pass of the text.
+
+    Args:
+        texts: token ids, without prefix and suffix.
+        probabilities: a column for each of `template.labels`. Classes of probability 0 are not computed.
+    """
+    rows: dict[tuple[int, tuple[int, ...]], int] = {}
+    row_labels: list[int] = []
+    pairs: list[list[int]] = probabilities.nonzero().tolist()
+    row_of_pair = []
+    for text, column in pairs:
+        label = template.labels[column]
+        row = rows.setdefault((text, template.tail(label)), len(rows))
+        if row == len(row_labels):
+            row_labels.append(label)
+        row_of_pair.append(row)
+    device = language_model.device
+    row_texts = [texts[text] for text, _ in rows]
+    logits = response_logits(language_model, make_batch(template, row_texts, row_labels, device))
+    responses = [torch.tensor(template.responses[template.labels[column]]) for _, column in pairs]
+    tokens = pad_sequence(responses, batch_first=True, padding_value=-1).to(device)
+    positions = torch.arange(tokens.shape[1], device=device)
+    of_pairs = logits.log_softmax(dim=2)[
+        torch.tensor(row_of_pair, device=device)[:, None], positions, tokens.clamp_min(0)
+    ]
+    present = tokens >= 0
+    losses = -(of_pairs * present).sum(dim=1) / present.sum(dim=1)
+    text_of_pair = torch.tensor([text for text, _ in pairs], device=device)
+    weights = probabilities[tuple(probabilities.nonzero().T)].to(losses)
+    return torch.zeros(len(texts), dtype=losses.dtype, device=device).index_add(0, text_of_pair, weights * losses)
 
 
 def response_losses(logits: Float[Tensor, "batch response vocab"], batch: Batch) -> Float[Tensor, " batch"]:

@@ -22,6 +22,7 @@ STAGES = {
     "label_filter": "drop texts classified otherwise by the model and the probe",
     "loss_selection": "drop near duplicates; keep the best matches",
     "category_balance": "trim classes that match worse",
+    "labelling": "give each text class probabilities, by the calibrated model and the probe",
     "finetune_eval": "fine-tune on these texts and on as many real ones",
     "mia_audit": "attack the fine-tuned model by membership inference",
     "memorisation": "search the texts for copies of private rows",
@@ -101,6 +102,14 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             left = f"{number(figures['kept'])} of {number(record.rows)} texts left"
             quality = f", {_quality(figures)}" if figures["kept"] else ""
             return f"{left}{quality} ({_by_class(figures['kept_by_label'], recipe)})"
+        case "labelling":
+            texts = f"{number(record.rows)} texts ({_by_class(figures['texts_by_label'], recipe)})"
+            if recipe.labelling.labels == "hard":
+                return f"{texts}, labelled as they were written"
+            return (
+                f"{texts}, mean probability of the likeliest class {percent(figures['confidence'])}; "
+                f"{percent(figures['agreement'])} are likeliest of the class that they were written for"
+            )
         case "finetune_eval":
             before = percent(figures["accuracy_before"])
             synthetic, real = (_accuracy(figures, arm, recipe) for arm in ("synthetic", "real"))
@@ -200,10 +209,11 @@ def accuracy_rows(figures: Mapping[str, Any], recipe: Recipe) -> list[tuple[str,
 
 def verdict(run: RunRecord) -> list[tuple[str, str]]:
     """Return the main results of a run as terms and values."""
-    kept = run.stage("category_balance").figures
+    labelled = run.stage("labelling").figures
     generated = number(run.stage("generation").rows)
+    by_class = _by_class(labelled["texts_by_label"], run.recipe)
     return [
-        ("texts", f"{number(kept['kept'])} left of {generated}: {_by_class(kept['kept_by_label'], run.recipe)}"),
+        ("texts", f"{number(labelled['texts'])} left of {generated}: {by_class}"),
         ("fine-tuning", stage_result(run.stage("finetune_eval"), run.recipe)),
         ("privacy", run.guarantee.sentence),
         ("membership inference", stage_result(run.stage("mia_audit"), run.recipe)),

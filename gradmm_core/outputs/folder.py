@@ -6,7 +6,6 @@ import secrets
 from pathlib import Path
 from typing import TypeVar
 
-from gradmm.filters.rows import kept_texts
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.release import write_release
 from gradmm.outputs.report import write_report
@@ -22,16 +21,16 @@ def write_run(
     """Write release/, report.html and run.json to `<root>/runs/<run id>/`. A folder with a run.json is complete.
 
     Args:
-        texts: the output of the last filter.
+        texts: the output of the stage `labelling`.
 
     Returns:
         The record. Its run id differs if a run of the same second has taken the original one.
     """
     folder, record = new_folder(root, record)
-    kept = kept_texts(texts.read())
+    labelled = texts.read()
     generated = record.stage("generation").read(["loss_history"])
-    write_release(folder / "release", record, kept)
-    write_report(folder / "report.html", record, generated, kept, evaluation.read(), audit.read())
+    write_release(folder / "release", record, labelled)
+    write_report(folder / "report.html", record, generated, labelled, evaluation.read(), audit.read())
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 

@@ -103,6 +103,31 @@ def survivors(names: list[str], stages: list[str], counts: list[list[int]]) -> F
 
 
 @styled
+def confidence(texts: pd.DataFrame, names: list[str]) -> Figure:
+    """Plot how many texts have which probability of their likeliest class, stacked by class.
+
+    Args:
+        texts: rows of the stage `labelling`; `label_name` and `probabilities` are used.
+        names: class names.
+    """
+    highest = texts["probabilities"].map(max).to_numpy(dtype=float)
+    of_class = [highest[(texts["label_name"] == name).to_numpy()] for name in names]
+    figure, axes = new_figure("Confidence of the labels", "probability of the likeliest class", "texts")
+    bins = np.linspace(1 / len(names), 1, 21)
+    colours = [colour_of(i) for i in range(len(names))]
+    axes.hist(of_class, bins=bins, stacked=True, color=colours, label=[short(name) for name in names])
+    axes.set_xlim(bins[0], 1)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    add_legend(figure)
+    low, median, high = np.quantile(highest, [0.25, 0.5, 0.75])
+    return described(
+        figure,
+        f"Probability of the likeliest class of {len(highest)} texts: {median:.2f} in the median, half of them "
+        f"between {low:.2f} and {high:.2f}.",
+    )
+
+
+@styled
 def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
     """Plot the test accuracy of each arm at its chosen learning rate, seeds and mean, and before fine-tuning.
 

@@ -16,6 +16,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +25,8 @@ from markupsafe import Markup
 
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import TargetGradientSettings
+from gradmm.labelling.hard_rows import COPIES, label_counts
+from gradmm.labelling.labelling import probability_matrix
 from gradmm.outputs.markdown import escape_markdown
 from gradmm.outputs.record import RunRecord
 from gradmm.privacy.guarantee import RECORD, Guarantee
@@ -32,9 +35,10 @@ from gradmm.storage.atomic import temporary_folder
 from gradmm.storage.location import Location, create
 
 TRAIN_FILE = "data/train-00000-of-00001.parquet"
+HARD_FILE = "hard/train-00000-of-00001.parquet"
 
 #: The exact content of a release folder.
-RELEASE_FILES = frozenset({"README.md", TRAIN_FILE, "privacy.json", "recipe.yaml"})
+RELEASE_FILES = frozenset({"README.md", TRAIN_FILE, HARD_FILE, "privacy.json", "recipe.yaml"})
 
 #: Example texts per class on the card.
 SHOWN_PER_CLASS = 3
@@ -53,8 +57,8 @@ def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Loca
     For an object store the folder is made and checked locally, then copied object by object.
 
     Args:
-        texts: the rows that the last filter kept, with the columns `label`, `text`, `matching_loss` and
-            `log_perplexity`. The scores are computed from the noisy target, so they are post-processing.
+        texts: the labelled texts. Probabilities and scores are computed from the noisy target, so they are
+            post-processing.
 
     Returns:
         `folder`.
@@ -67,6 +71,7 @@ def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Loca
     contents = {
         "README.md": _card(run, texts).encode(),
         TRAIN_FILE: _train_parquet(run.recipe, texts),
+        HARD_FILE: _hard_parquet(run.recipe, texts),
         "privacy.json": _privacy_json(run.guarantee).encode(),
         "recipe.yaml": _recipe_yaml(run).encode(),
     }
@@ -162,6 +167,19 @@ def how_texts_were_made(run: RunRecord) -> str:
     )
 
 
+def how_texts_were_labelled(run: RunRecord) -> str:
+    """Describe the labels in one or two sentences."""
+    if run.recipe.labelling.labels == "hard":
+        return "Each text has the class that it was written for, with probability 1."
+    model = "the model's answer to the text in the template, calibrated by public text"
+    if not (run.recipe.labelling.probe and run.plan.target.probe_share > 0):
+        return f"The probabilities are {model}."
+    return (
+        f"The probabilities combine {model}, with the linear probe that the released statistics define and the "
+        "released numbers of records."
+    )
+
+
 def public_model_name(run: RunRecord) -> str:
     """Return the model's hub id, or the last component of its folder without the path."""
     if run.model["revision"] is not None:
@@ -231,6 +249,8 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         version=run.versions["gradmm"],
         rows=len(texts),
         how_made=how_texts_were_made(run),
+        how_labelled=how_texts_were_labelled(run),
+        copies=COPIES,
         classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
         labels_are_kept=list(names) == list(range(len(names))),
         shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],
@@ -250,29 +270,53 @@ def _front_matter(recipe: Recipe, guarantee: Guarantee, rows: int) -> str:
         "size_categories": [next((name for bound, name in SIZE_CATEGORIES if rows < bound), "n>1M")],
         "tags": ["synthetic", *(["differential-privacy"] if guarantee.safe else [])],
         "configs": [
-            {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
+            {"config_name": name, "data_files": [{"split": "train", "path": f"{folder}/train-*.parquet"}]}
+            for name, folder in (("default", "data"), ("hard", "hard"))
         ],
     }
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip()
 
 
 def _train_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
-    from datasets import ClassLabel, Features, Value  # late: the import takes a second
-
     names = class_label_names(recipe)
     index = {label: position for position, label in enumerate(names)}
-    features = Features(
+    probabilities = dict(zip(recipe.class_names, probability_matrix(texts).T, strict=True))
+    return _parquet(
+        recipe,
         {
-            "text": Value("string"),
-            "label": ClassLabel(names=list(names.values())),
-            "matching_loss": Value("float64"),
-            "log_perplexity": Value("float64"),
-        }
+            "text": texts["text"].tolist(),
+            "label": [index[label] for label in texts["label"].tolist()],
+            **{f"p_{name}": probabilities[label].tolist() for label, name in names.items()},
+            "matching_loss": texts["matching_loss"].tolist(),
+            "log_perplexity": texts["log_perplexity"].tolist(),
+        },
     )
-    columns = {name: texts[name].tolist() for name in features}
-    columns["label"] = [index[label] for label in columns["label"]]
+
+
+def _hard_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
+    """Write each text `COPIES` times, with labels in proportion to its probabilities."""
+    index = {label: position for position, label in enumerate(class_label_names(recipe))}
+    counts = label_counts(probability_matrix(texts))
+    rows, columns = np.nonzero(counts)
+    times = counts[rows, columns]
+    labels = np.array([index[label] for label in recipe.class_names])
+    return _parquet(
+        recipe,
+        {
+            "text": np.repeat(texts["text"].to_numpy()[rows], times).tolist(),
+            "label": np.repeat(labels[columns], times).tolist(),
+        },
+    )
+
+
+def _parquet(recipe: Recipe, columns: Mapping[str, list[Any]]) -> bytes:
+    """Write columns as Parquet with the features of `datasets`: text, the label's names, and numbers."""
+    from datasets import ClassLabel, Features, Value  # late: the import takes a second
+
+    known = {"text": Value("string"), "label": ClassLabel(names=list(class_label_names(recipe).values()))}
+    features = Features({name: known.get(name, Value("float64")) for name in columns})
     buffer = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=features.arrow_schema), buffer)
+    pq.write_table(pa.table(dict(columns), schema=features.arrow_schema), buffer)
     return buffer.getvalue()
 
 

@@ -48,7 +48,7 @@ def write_report(
 
     Args:
         generated: rows of the stage `generation`; only `loss_history` is used.
-        texts: the rows that the last filter kept.
+        texts: the labelled texts.
         finetune: rows of the stage `finetune_eval`.
         audit: rows of the stage `mia_audit`.
 
@@ -82,6 +82,8 @@ def write_report(
         "accuracy": plots.accuracy_by_step(finetune, evaluation),
         "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
     }
+    if run.recipe.labelling.labels == "soft":
+        drawn["confidence"] = plots.confidence(texts, list(names.values()))
     if cosines := noise_cosines(run.plan, names, run.stages):
         drawn["cosines"] = plots.cosines(*cosines)
     if run.guarantee.in_words:

@@ -26,6 +26,14 @@ _CLASSIFIED = [*_TEXT, ("predicted", pa.int64()), ("probability", pa.float64())]
 _DECISION = [("kept", pa.bool_()), ("reason", pa.string())]
 _RANKED = [*_CLASSIFIED, ("rank", pa.int64()), *_DECISION]
 
+_LABELLED = [
+    *_CLASSIFIED,
+    ("rank", pa.int64()),
+    ("written_for", pa.int64()),
+    # In the order of the recipe's classes.
+    ("probabilities", pa.list_(pa.field("element", pa.float64()))),
+]
+
 _EVALUATION = [
     ("arm", pa.string()),
     ("seed", pa.int64()),
@@ -81,6 +89,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "label_filter": pa.schema([*_CLASSIFIED, *_DECISION]),
     "loss_selection": pa.schema(_RANKED),
     "category_balance": pa.schema(_RANKED),
+    "labelling": pa.schema(_LABELLED),
     "finetune_eval": pa.schema(_EVALUATION),
     "mechanism_audit": pa.schema(
         [

@@ -30,8 +30,9 @@ def unselected(recipe: Recipe) -> Recipe:
 
 
 def zero_shot(recipe: Recipe) -> Recipe:
-    """Write one text for each example, without selection by loss (`unselected`)."""
-    return unselected(rerank(recipe, draws=1))
+    """Write one text for each example, without selection by loss (`unselected`), labelled as it was written."""
+    hard = recipe.labelling.model_copy(update={"labels": "hard"})
+    return unselected(rerank(recipe, draws=1)).model_copy(update={"labelling": hard})
 
 
 def few_shot(recipe: Recipe) -> Recipe:

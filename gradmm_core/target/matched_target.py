@@ -12,7 +12,7 @@ from gradmm.lm.template import TokenisedTemplate
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.target.features import TextFeatures
-from gradmm.target.probe import Probe, fit_probe
+from gradmm.target.probe import Moments, Probe, fit_probe
 from gradmm.target.tables import matrix_of, moments_of
 from gradmm.target.target_space import TargetSpace, difference_shrinkage, from_table
 
@@ -60,7 +60,10 @@ def released_probe(
     target: StageArtifact, features: TextFeatures | None, template: TokenisedTemplate
 ) -> Probe | None:
     """Fit the probe that was released with the target; None without `features`, which come from its space."""
-    if features is None:
-        return None
+    return None if features is None else fit_probe(features, released_moments(target, template))
+
+
+def released_moments(target: StageArtifact, template: TokenisedTemplate) -> Moments:
+    """Read the sums over the records that were released with the target for a probe."""
     noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
-    return fit_probe(features, moments_of(target.read_table(), template.labels, noise))
+    return moments_of(target.read_table(), template.labels, noise)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,21 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
 from gradmm.privacy.sensitivity import CONSTANT
 from gradmm.target.features import TextFeatures, text_means
+
+
+class ClassMeans(NamedTuple):
+    """Means of the features and numbers of records of each class, in the order of the labels.
+
+    Attributes:
+        counts: at least 1, since noise can take a count below it.
+        sum_noise, count_noise: standard deviation of the noise in each entry of a class's sum of features, and in
+            its count.
+    """
+
+    means: Float[Tensor, "classes dimensions"]
+    counts: Float[Tensor, " classes"]
+    sum_noise: float
+    count_noise: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +62,14 @@ class Moments:
     class_sum_noise: float = 0.0
     second_moment_noise: float = 0.0
 
+    def class_means(self) -> ClassMeans:
+        """Divide the sums of the features by the counts."""
+        scale = math.sqrt(1 + CONSTANT**2)
+        sums = torch.stack(list(self.class_sums.values())) * scale
+        counts = (sums[:, -1] / CONSTANT).clamp_min(1.0)
+        noise = self.class_sum_noise * scale
+        return ClassMeans(sums[:, :-1] / counts[:, None], counts, noise, noise / CONSTANT)
+
 
 @dataclass(frozen=True, eq=False)
 class Probe:
@@ -59,7 +83,11 @@ class Probe:
 
     def log_probabilities(self, means: Float[Tensor, "batch width"]) -> Float[Tensor, "batch classes"]:
         """Compute log p(class | text), in nats, from texts' `text_means`. Differentiable."""
-        return (self.features(means) @ self.weights.to(means) + self.biases.to(means)).log_softmax(dim=1)
+        return self.of_features(self.features(means))
+
+    def of_features(self, features: Float[Tensor, "batch dimensions"]) -> Float[Tensor, "batch classes"]:
+        """Compute log p(class | text), in nats, from texts' features. Differentiable."""
+        return (features @ self.weights.to(features) + self.biases.to(features)).log_softmax(dim=1)
 
     def losses(self, means: Float[Tensor, "batch width"], label: int) -> Float[Tensor, " batch"]:
         """Compute -log p(label | text), in nats, from texts' `text_means`. Differentiable."""
@@ -86,10 +114,9 @@ class Probe:
 def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     """Fit the probe to moments, with or without noise."""
     squared = 1 + CONSTANT**2
-    sums = torch.stack(list(moments.class_sums.values())) * math.sqrt(squared)
-    counts = (sums[:, -1] / CONSTANT).clamp_min(1.0)  # noise can take a count below one
+    means, counts, sum_noise, _ = moments.class_means()
     total = counts.sum()
-    means, shares = sums[:, :-1] / counts[:, None], counts / total
+    shares = counts / total
     second = squared * (moments.second_moment + moments.second_moment.mT)[:-1, :-1] / 2
     dimensions = len(second)
 
@@ -104,7 +131,7 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     mean = shares @ means
     centred = means - mean
     spread = (shares * ((centred @ inverse) * centred).sum(dim=1)).sum()
-    by_chance = squared * moments.class_sum_noise**2 / counts.square() * inverse.trace() + dimensions / counts
+    by_chance = (sum_noise / counts).square() * inverse.trace() + dimensions / counts
     shrinkage = float((1 - (shares * (1 - shares) * by_chance).sum() / spread).clamp(0.0, 1.0).nan_to_num(0.0))
     weights = shrinkage * (inverse @ centred.mT)
     biases = -shrinkage / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights

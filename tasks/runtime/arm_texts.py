@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gradmm.data.splits import LabelledTexts
 from gradmm.evaluation.arm import Arm, first_texts
@@ -11,13 +12,17 @@ from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_split
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 
+if TYPE_CHECKING:
+    from gradmm.data.examples import Examples
+    from gradmm.evaluation.finetune_eval import Finetuning
+
 
 @dataclass(frozen=True)
 class ArmTexts:
     """Reads the texts of one arm.
 
     Attributes:
-        made: output of the last filter, or of `coresets`; None for random rows of `train`.
+        made: output of `labelling`, or of `coresets`; None for random rows of `train`.
     """
 
     context: RunContext
@@ -32,6 +37,24 @@ class ArmTexts:
         assert self.made is not None
         texts = first_texts(self.made.read(), self.arm, counts)
         return LabelledTexts(tuple(texts["text"]), tuple(texts["label"].tolist()))
+
+    def examples(self, finetuning: Finetuning, counts: Mapping[int, int], seed: int) -> Examples:
+        """Return the texts of `of` as examples to train on: synthetic ones with their class probabilities."""
+        # Imported here because they import torch.
+        import torch
+
+        from gradmm.data.examples import Examples
+        from gradmm.labelling.labelling import probability_matrix
+        from gradmm.lm.template import tokenise_texts
+
+        texts = self.of(counts, seed)
+        max_tokens = finetuning.template.max_text_tokens
+        tokens = tokenise_texts(finetuning.tokenizer, texts.texts, max_tokens, self.arm.name)
+        if self.arm.private_rows:
+            return Examples(tokens, texts.labels)
+        assert self.made is not None
+        selected = first_texts(self.made.read(), self.arm, counts)
+        return Examples(tokens, texts.labels, torch.from_numpy(probability_matrix(selected)))
 
     def _train_rows(self, counts: Mapping[int, int], seed: int) -> list[int]:
         if self.made is None:

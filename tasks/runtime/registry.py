@@ -16,6 +16,7 @@ RUN_STAGES = {
     "label_filter": 5,
     "loss_selection": 5,
     "category_balance": 3,
+    "labelling": 1,
     "arm_eval": 2,
     "finetune_eval": 2,
     "mia_audit": 2,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from gradmm.config.settings import FinetuneEvalSettings
-from gradmm.data.examples import Examples, class_counts
+from gradmm.data.examples import class_counts
 from gradmm.evaluation.arm import Arm
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
-from gradmm.lm.template import tokenise_texts
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.gradient_path import gradient_path as measured_path
 from gradmm.tasks.finetune_eval import finetuning_of, tokenised
@@ -35,9 +34,9 @@ def gradient_path(
     """
     (seed,), (learning_rate,) = settings.seeds, settings.learning_rates
     trainer = finetuning_of(context, model, prompt_template, settings)
-    texts = ArmTexts(context, arm, made, train).of(class_counts(size, prompt_template.labels), seed)
-    tokens = tokenise_texts(trainer.tokenizer, texts.texts, trainer.template.max_text_tokens, arm.name)
-    examples, real_examples = Examples(tokens, texts.labels), tokenised(trainer, context, real)
+    counts = class_counts(size, prompt_template.labels)
+    examples = ArmTexts(context, arm, made, train).examples(trainer, counts, seed)
+    real_examples = tokenised(trainer, context, real)
     frame = measured_path(trainer, arm.name, examples, real_examples, learning_rate, seed)
     figures = {"texts": len(examples), "real_rows": len(real_examples), "learning_rate": learning_rate}
     return frame.assign(size=size, texts=len(examples), real_rows=len(real_examples)), figures

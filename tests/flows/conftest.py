@@ -36,6 +36,7 @@ STAGES_OF_THE_PAPER = (
     "label_filter",
     "loss_selection",
     "category_balance",
+    "labelling",
     "finetune_eval",
     "mia_audit",
 )

@@ -153,7 +153,7 @@ def test_another_seed_or_size_runs_only_what_is_new(
 ) -> None:
     record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
     assert "real-1k has 960 texts fewer than 1000" in caplog.text
-    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 4)
+    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance", "labelling"), 4)
     assert executed(record) == {"arm_eval": 7 * 2 + 1, "arm_measures": 8, "compare": 1} | texts
     record = compare(recipe, root, (*SIZES, 4))
     assert executed(record) == {"arm_eval": 7 * 3, "arm_measures": 7, "compare": 1}

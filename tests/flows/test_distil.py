@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
+import torch
 
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import Examples, HeldOut
@@ -22,6 +23,7 @@ from gradmm.evaluation.finetune_eval import Finetuning, chosen_learning_rate, ev
 from gradmm.flows.distil import distil
 from gradmm.flows.pipeline import prompt_template_of
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
+from gradmm.labelling.labelling import probability_matrix
 from gradmm.lm.language_model import load_language_model
 from gradmm.lm.model_reference import resolve_model
 from gradmm.lm.template import tokenise_template, tokenise_texts
@@ -64,14 +66,14 @@ def root(first_root: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path) -
     return first_root
 
 
-def test_a_run_makes_all_seven_stages_and_a_second_one_only_reads_them(
+def test_a_run_makes_all_stages_and_a_second_one_only_reads_them(
     root: Path, tiny_recipe: Callable[..., Recipe]
 ) -> None:
     record = run(tiny_recipe(), root)
     assert [stage.stage for stage in record.stages] == EVERY_STAGE
     assert ran(record) == []
     first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
-    assert [stage["cached"] for stage in first["stages"]] == [False] * 8
+    assert [stage["cached"] for stage in first["stages"]] == [False] * 9
     assert [stage["sha256"] for stage in first["stages"]] == [stage["sha256"] for stage in second["stages"]]
 
 
@@ -150,7 +152,14 @@ def test_changing_a_filter_runs_it_and_what_follows_it(
 ) -> None:
     fine_tunings = set(root.glob("stages/arm_eval/*"))
     record = run(tiny_recipe(loss_selection={"per_class": 2}), root)
-    assert ran(record) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    assert ran(record) == [
+        "loss_selection",
+        "category_balance",
+        "labelling",
+        "finetune_eval",
+        "mia_audit",
+        "memorisation",
+    ]
     # The model before fine-tuning is not measured again, and no arm is said to be short of texts.
     assert len(set(root.glob("stages/arm_eval/*")) - fine_tunings) == 2
     assert "fewer than" not in caplog.text
@@ -180,9 +189,12 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
         tokenised(s.texts, s.labels) for s in (splits.train, splits.validation, splits.test)
     )
     held_out = HeldOut(validation, test).limited(recipe.finetune_eval, 7)
-    kept = record.stage("category_balance").read().query("kept")
-    counts = Counter(kept["label"])
-    synthetic = tokenised(kept["text"].tolist(), kept["label"].tolist())
+    labelled = record.stage("labelling").read()
+    counts = Counter(labelled["written_for"])
+    synthetic = replace(
+        tokenised(labelled["text"].tolist(), labelled["label"].tolist()),
+        probabilities=torch.from_numpy(probability_matrix(labelled)),
+    )
     for arm, draw in (
         ("synthetic", lambda _: synthetic),
         ("real", lambda seed: train.sample_classes(counts, seed)),

@@ -71,8 +71,8 @@ def test_a_recipe_runs_on_real_data(
     if "privacy.epsilon=0.5" in changes:  # a private run must not choose its records
         changes = [*changes, "data.max_per_class=null", "data.min_words=35"]
     record = run(recipe, material, tmp_path, *changes)
-    texts = record.stage("category_balance").read()
-    assert texts["label"].nunique() == classes
+    texts = record.stage("labelling").read()
+    assert texts["written_for"].nunique() == classes
     assert min(len(text.split()) for text in texts["text"]) > 1
     assert texts["matching_loss"].between(0, 1.5).all()
     figures = record.stage("finetune_eval").figures

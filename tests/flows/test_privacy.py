@@ -224,7 +224,14 @@ def test_an_upgrade_makes_changed_stages_again_and_draws_no_target_that_the_budg
     raise_version("loss_selection")
     second = run(private_recipe(), tmp_path)
     again = [stage.stage for stage in second.stages if not stage.cached]
-    from_selection_on = ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    from_selection_on = [
+        "loss_selection",
+        "category_balance",
+        "labelling",
+        "finetune_eval",
+        "mia_audit",
+        "memorisation",
+    ]
     assert again == ["mechanism_audit", *from_selection_on]  # the audit is never cached
     assert second.stage("target_gradient").sha256 == first.stage("target_gradient").sha256
     blocks = {name: getattr(private_recipe(), name) for name in Recipe.model_fields}

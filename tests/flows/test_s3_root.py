@@ -121,7 +121,14 @@ def test_a_lost_or_damaged_object_is_made_again_and_nothing_else(
 
 def test_a_changed_setting_runs_what_follows(root: UPath, tiny_recipe: Callable[..., Recipe]) -> None:
     changed = run(tiny_recipe(loss_selection={"per_class": 2}), root)
-    assert ran(changed) == ["loss_selection", "category_balance", "finetune_eval", "mia_audit", "memorisation"]
+    assert ran(changed) == [
+        "loss_selection",
+        "category_balance",
+        "labelling",
+        "finetune_eval",
+        "mia_audit",
+        "memorisation",
+    ]
 
 
 def test_runs_are_listed_compared_and_their_reports_found(
@@ -177,7 +184,7 @@ def test_runs_of_one_second_take_folders_of_their_own(root: UPath) -> None:
     record = first_record(root)
     texts, evaluation, audit = (
         Root(path=root).find_stage(name, record.stage(name).path.stem)
-        for name in ("category_balance", "finetune_eval", "mia_audit")
+        for name in ("labelling", "finetune_eval", "mia_audit")
     )
     assert texts is not None
     assert evaluation is not None

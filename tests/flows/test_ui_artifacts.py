@@ -114,7 +114,7 @@ def test_every_stage_has_its_page_on_a_first_and_on_a_cached_run(twice: tuple) -
     for (record, artifacts), cached in zip(twice, (False, True), strict=True):
         made = [stage.stage for stage in record.stages if not stage.cached]
         assert made == (["mechanism_audit"] if cached else [stage.stage for stage in record.stages])
-        assert len(record.stages) == 10
+        assert len(record.stages) == 11
         stages = {artifact_key("tiny", stage.stage) for stage in record.stages}
         others = {"tiny-result", "tiny-texts", "tiny-generation-texts"}
         progress = {"tiny-generation-progress", "tiny-finetune-eval-progress"}
@@ -180,9 +180,9 @@ def test_the_last_page_has_the_verdict_the_guarantee_texts_and_links(twice: tupl
     html = rendered(page)
     assert "NO GUARANTEE" not in page
     assert escaped(record.guarantee.sentence) in page
-    kept = pd.read_parquet(record.stage("category_balance").path).query("kept").sort_values("matching_loss")
+    texts = pd.read_parquet(record.stage("labelling").path).sort_values("matching_loss")
     first = page.index("best texts")
-    assert page.index(escaped(kept["text"].iloc[0]), first) < page.index("## Stages")
+    assert page.index(escaped(texts["text"].iloc[0]), first) < page.index("## Stages")
     for stage in record.stages:
         linked = artifacts[artifact_key("tiny", stage.stage)]
         assert f'<a href="{linked.id}">{stage.stage.replace("_", " ")}</a>' in html
@@ -195,7 +195,7 @@ def test_tables_have_the_texts_of_all_classes_in_turn(twice: tuple) -> None:
     assert [row["class"] for row in rows] == ["bad", "good"] * 4
     texts = pd.read_parquet(record.stage("generation").path)["text"]
     assert {row["text"] for row in rows} == {inert(text) for text in texts}
-    assert len(json.loads(artifacts["tiny-texts"].data)) == record.stage("category_balance").figures["kept"]
+    assert len(json.loads(artifacts["tiny-texts"].data)) == record.stage("labelling").rows
 
 
 def test_no_private_text_is_shown(twice: tuple, tiny_data: Path) -> None:

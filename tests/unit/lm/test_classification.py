@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradmm.data.examples import Examples
 from gradmm.lm.classification import (
     class_logits,
+    class_losses,
     predict,
     response_logits,
     response_losses,
@@ -189,3 +191,31 @@ def test_the_head_of_a_half_precision_model_is_in_float32(tokenizer) -> None:
     model = tiny_language_model(tokenizer, "phi", dtype=torch.bfloat16)
     scores = score(model, tokenised(model), texts_of(model), LABELS, 2)
     assert scores.losses.dtype == scores.class_logits.dtype == torch.float32
+
+
+def test_expected_losses_are_the_classes_losses_weighted_by_their_probabilities(model: LanguageModel) -> None:
+    """Compare with one text and class at a time; the template has verbalisers of one token and of several."""
+    template, texts = tokenised(model), texts_of(model)
+    random = torch.Generator().manual_seed(1)
+    probabilities = torch.rand(len(texts), len(template.labels), generator=random).double()
+    probabilities[0, 0] = 0.0
+    probabilities /= probabilities.sum(dim=1, keepdim=True)
+    expected = []
+    for text, row in zip(texts, probabilities.tolist(), strict=True):
+        total = torch.zeros((), dtype=torch.float64)
+        for label, probability in zip(template.labels, row, strict=True):
+            response = list(template.responses[label])
+            ids = torch.tensor([[*template.prefix, *text, *template.suffix, *response]])
+            logits = model.model(input_ids=ids, use_cache=False).logits[0, -len(response) - 1 : -1]
+            total = total + probability * torch.nn.functional.cross_entropy(logits, torch.tensor(response))
+        expected.append(total)
+    losses = class_losses(model, template, texts, probabilities)
+    torch.testing.assert_close(losses, torch.stack(expected), **ROUNDING)
+
+
+def test_an_expected_loss_under_certainty_is_the_response_loss(model: LanguageModel) -> None:
+    template, texts = tokenised(model), texts_of(model)
+    certain = Examples(texts, LABELS).class_probabilities(template.labels)
+    batch = make_batch(template, texts, LABELS, model.device)
+    expected = response_losses(response_logits(model, batch), batch)
+    torch.testing.assert_close(class_losses(model, template, texts, certain), expected, **ROUNDING)

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -63,7 +65,8 @@ PLANTED = {
 
 
 def texts_of(labels: dict[int, str], texts: list[str]) -> pd.DataFrame:
-    """Return rows like those of the last filter; losses increase with the row."""
+    """Return rows like those of the stage `labelling`; losses increase with the row."""
+    others = 0.25 / (len(labels) - 1)
     rows = [
         {
             "id": f"{label}-{number:05d}",
@@ -79,6 +82,8 @@ def texts_of(labels: dict[int, str], texts: list[str]) -> pd.DataFrame:
             "predicted": label,
             "probability": 0.9,
             "rank": number + 1,
+            "written_for": label,
+            "probabilities": [0.75 if other == label else others for other in labels],
         }
         for label, name in labels.items()
         for number, text in enumerate(texts)
@@ -138,6 +143,17 @@ def run_record(
         "label_filter": left | quality,
         "loss_selection": left | quality | {"set_matching_loss_before": 0.0821, "set_matching_loss": 0.0417},
         "category_balance": left | quality,
+        "labelling": {
+            "texts": rows,
+            "texts_by_label": left["kept_by_label"],
+            "expected_by_label": {label: float(count) for label, count in left["kept_by_label"].items()},
+            "agreement": 0.8125,
+            "confidence": 0.75,
+            "entropy": 0.5623,
+            "answer_offset": dict.fromkeys(map(str, labels), 0.0321),
+            "class_shares": dict.fromkeys(map(str, labels), 0.5),
+            "probe_trust": 0.4321,
+        },
         "finetune_eval": {
             "accuracy_before": PLANTED["accuracy_before"],
             "accuracy_synthetic": PLANTED["accuracy_synthetic"],
@@ -275,8 +291,21 @@ def test_datasets_loads_the_folder_with_texts_and_class_labels(
     assert data.features["label"].names == ["negative", "positive"]
     assert data["text"][:] == texts["text"].tolist()
     assert data["label"][:] == texts["label"].tolist()
-    assert set(data.features) == {"text", "label", "matching_loss", "log_perplexity"}
+    columns = ["text", "label", "p_negative", "p_positive", "matching_loss", "log_perplexity"]
+    assert list(data.features) == columns
+    assert data["p_negative"][:] == [0.75 if label == 0 else 0.25 for label in data["label"]]
     assert data["matching_loss"][:] == texts["matching_loss"].tolist()
+
+
+def test_the_configuration_hard_repeats_texts_with_labels_in_proportion(tmp_path: Path) -> None:
+    labels = {1: "positive", 0: "negative"}
+    texts = texts_of(labels, ["a", "b"])
+    folder = write_release(tmp_path / "release", run_record(labels, 4), texts)
+    hard = datasets.load_dataset(str(folder), "hard", split="train", cache_dir=str(tmp_path / "cache"))
+    assert hard.features["label"].names == ["negative", "positive"]
+    counts = Counter(zip(hard["text"], hard["label"], strict=True))
+    # 7.5 and 2.5 of ten copies of each row; equal remainders go to the first class of the recipe, positive.
+    assert counts == {("a", 1): 8 + 3, ("a", 0): 2 + 7, ("b", 1): 8 + 3, ("b", 0): 2 + 7}
 
 
 def test_class_labels_follow_the_labels_where_those_are_0_to_k_minus_1_in_any_order(tmp_path: Path) -> None:
@@ -613,7 +642,7 @@ def test_parquet_holds_no_trace_of_other_columns(
 ) -> None:
     folder = write_release(tmp_path / "release", private_run, texts)
     schema = pq.read_schema(folder / TRAIN_FILE)
-    assert schema.names == ["text", "label", "matching_loss", "log_perplexity"]
+    assert schema.names == ["text", "label", "p_negative", "p_positive", "matching_loss", "log_perplexity"]
     assert set(schema.metadata) == {b"huggingface"}
 
 

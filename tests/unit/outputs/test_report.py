@@ -259,11 +259,12 @@ def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRe
         "Noisy and clean target",
         "Loss during generation",
         "Texts left after each stage",
+        "Confidence of the labels",
         "Test accuracy by fine-tuning step",
         "Membership inference",
     ]
     assert "after category balance 10 negative, 10 positive" in labels[3]
-    assert "on synthetic texts 72.0% after 200 steps" in labels[4]
+    assert "on synthetic texts 72.0% after 200 steps" in labels[5]
     fills = {text["fill"] for text in page.tags("text")}
     assert fills == {"currentColor"}
     assert "bound of the guarantee" in page.words
@@ -358,7 +359,7 @@ def test_page_does_not_scroll_sideways_but_wide_tables_do(tmp_path: Path, width:
     tables = f"[...page.document.querySelectorAll('.scroll')].filter(e => {over}(e) > 0).length"
     assert (int(in_browser(tmp_path, html, width, tables)) > 0) == (width < 1280)
     svg = "[...page.document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().width > 200)"
-    assert in_browser(tmp_path, html, width, f"{svg}.length") == "6"
+    assert in_browser(tmp_path, html, width, f"{svg}.length") == "7"
 
 
 @pytest.mark.parametrize(
@@ -427,7 +428,7 @@ def test_other_arms_are_shown_beside_synthetic_and_real(
     write_report(path, run, generated_rows(), texts, rows, audit_rows())
     page = Page(path.read_text())
     assert "rerank texts 73.8 ± 1.0%" in page.words
-    assert "on rerank texts 74.0% after 200 steps" in str(page.tags("svg")[4]["aria-label"])
+    assert "on rerank texts 74.0% after 200 steps" in str(page.tags("svg")[5]["aria-label"])
 
 
 def test_report_is_for_its_owner_only_and_the_same_each_time(

@@ -34,30 +34,31 @@ def test_sizes_are_split_evenly_and_smaller_ones_are_parts_of_larger(size: int, 
     assert all(counts[label] <= more[label] for label in labels)
 
 
-def texts_of_filter() -> pd.DataFrame:
+def labelled() -> pd.DataFrame:
     """Shuffled texts of two classes. Ids give the order of writing, ranks the order of matching."""
     rows = [
-        ("1-00000", 1, 3, True),
-        ("0-00002", 0, 1, True),
-        ("0-00001", 0, 2, False),
-        ("0-00000", 0, 3, True),
-        ("1-00002", 1, 1, True),
-        ("0-00003", 0, 4, True),
-        ("1-00001", 1, 2, True),
+        ("1-00000", 1, 3),
+        ("0-00002", 0, 1),
+        ("0-00000", 0, 3),
+        ("1-00002", 1, 1),
+        ("0-00003", 0, 4),
+        ("1-00001", 1, 2),
     ]
-    frame = pd.DataFrame(rows, columns=["id", "label", "rank", "kept"])
-    return frame.assign(reason="", text="text " + frame["id"])
+    frame = pd.DataFrame(rows, columns=["id", "written_for", "rank"])
+    return frame.assign(
+        label=0, text="text " + frame["id"]
+    )  # all look like class 0, whatever they were written for
 
 
 def test_the_products_texts_are_the_best_matching_and_written_ones_the_first() -> None:
     def ids(arm: str, size: int) -> list[str]:
-        chosen = first_texts(texts_of_filter(), ARMS[arm], class_counts(size, [0, 1]))["id"].tolist()
-        assert chosen == [each for each in texts_of_filter()["id"] if each in chosen]  # in the order of the rows
+        chosen = first_texts(labelled(), ARMS[arm], class_counts(size, [0, 1]))["id"].tolist()
+        assert chosen == [each for each in labelled()["id"] if each in chosen]  # in the order of the rows
         return sorted(chosen)
 
     for arm in (PRODUCT, "rerank"):
         assert ids(arm, 2) == ["0-00002", "1-00002"]
-        assert ids(arm, 3) == ["0-00000", "0-00002", "1-00002"]  # 0-00001 was dropped
+        assert ids(arm, 3) == ["0-00000", "0-00002", "1-00002"]
     for arm in ("zero-shot", "few-shot"):
         assert ids(arm, 2) == ["0-00000", "1-00000"]
         assert ids(arm, 4) == ["0-00000", "0-00002", "1-00000", "1-00001"]
@@ -67,7 +68,7 @@ def test_the_products_texts_are_the_best_matching_and_written_ones_the_first() -
 def test_a_private_arm_takes_its_texts_as_the_products() -> None:
     arm = private_arm(0.05)
     assert arm.name == "gradmm, epsilon 0.05"
-    assert first_texts(texts_of_filter(), arm, {0: 1, 1: 1})["id"].tolist() == ["0-00002", "1-00002"]
+    assert first_texts(labelled(), arm, {0: 1, 1: 1})["id"].tolist() == ["0-00002", "1-00002"]
     assert arm.sizes([5, 10]) == [5, 10]
 
 

@@ -1,0 +1,65 @@
+"""The stage `labelling`: give each text that passed the filters its class probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+#: Columns that this stage replaces: all rows are kept.
+DECISION = ["kept", "reason"]
+
+
+def labelled_texts(
+    texts: pd.DataFrame,
+    probabilities: Float[np.ndarray, "texts classes"] | None,
+    names: Mapping[int, str],
+) -> pd.DataFrame:
+    """Add the columns `written_for` and `probabilities`; `label` and `label_name` become the likeliest class's.
+
+    Args:
+        texts: rows of the last filter. Their label is the class that each text was written for.
+        probabilities: one column for each of `names`, in their order; None to give each text the class that it was
+            written for, with probability 1.
+        names: class names, keyed by label.
+    """
+    labels = np.array(list(names))
+    written_for = texts["label"].to_numpy()
+    if probabilities is None:
+        probabilities = (written_for[:, None] == labels).astype(float)
+    likeliest = labels[probabilities.argmax(axis=1)]
+    return texts.drop(columns=DECISION, errors="ignore").assign(
+        written_for=written_for,
+        label=likeliest,
+        label_name=[names[label] for label in likeliest.tolist()],
+        probabilities=list(probabilities),
+    )
+
+
+def labelling_figures(texts: pd.DataFrame, names: Mapping[int, str]) -> dict[str, Any]:
+    """Compute figures of labelled texts.
+
+    `texts_by_label` counts the texts by their likeliest class and `expected_by_label` by their probabilities;
+    `agreement` is the share of texts whose likeliest class is the one that they were written for; `confidence` is
+    the mean probability of the likeliest class; `entropy` is in nats.
+    """
+    probabilities = probability_matrix(texts)
+    logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
+    return {
+        "texts": len(texts),
+        "texts_by_label": {str(label): int((texts["label"] == label).sum()) for label in names},
+        "expected_by_label": {
+            str(label): float(total) for label, total in zip(names, probabilities.sum(axis=0), strict=True)
+        },
+        "agreement": float((texts["label"] == texts["written_for"]).mean()),
+        "confidence": float(probabilities.max(axis=1).mean()),
+        "entropy": float(-(probabilities * logs).sum(axis=1).mean()),
+    }
+
+
+def probability_matrix(texts: pd.DataFrame) -> Float[np.ndarray, "texts classes"]:
+    """Return the probabilities of labelled texts, which Parquet returns as one array for each row."""
+    return np.stack([np.asarray(row, dtype=float) for row in texts["probabilities"]])

@@ -1,0 +1,147 @@
+"""Label texts by the model's own answer, calibrated, together with the probe that was released with the target.
+
+    p(c | text) = softmax over c of  z_c(text) - a_c + log q(c | text) + log s_c
+
+    z  the model's logits of the verbalisers, after text + suffix
+    a  the mean of z over texts of all classes alike: over public texts, plus the change of this mean that a linear
+       regression on public texts predicts for the released mean of the features
+    q  the released probe
+    s  the classes' shares of the records, from the released counts
+
+Where no probe was released, p is the softmax of z - a with a from public texts alone: the calibrated model. The
+rest is post-processing of the release and costs no privacy. z and q share information, but their plain sum
+predicts better than corrected ones: see docs/research/labels.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradmm.errors import InputError
+from gradmm.lm.classification import answer_logits
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
+from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.probe import Moments, Probe, fit_probe
+
+#: Leading features that the regression of the model's answers uses. More of them describe public texts only.
+REGRESSION_DIMENSIONS = 32
+
+#: The regression's penalty, as a share of the features' mean variance.
+RIDGE = 0.01
+
+#: Records added to each class's count, besides the noise's standard deviation, because few records tell little.
+PRIOR_RECORDS = 10.0
+
+
+class Readings(NamedTuple):
+    """The model's class logits for some texts and the texts' features (without columns if there is no probe)."""
+
+    logits: Float[Tensor, "texts classes"]
+    features: Float[Tensor, "texts dimensions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """The terms of p(c | text) that do not depend on the text, and the probe; float64, on the CPU."""
+
+    offset: Float[Tensor, " classes"]
+    log_shares: Float[Tensor, " classes"]
+    probe: Probe | None
+
+    def probabilities(self, readings: Readings) -> Float[Tensor, "texts classes"]:
+        """Compute p(c | text); each row adds up to 1."""
+        scores = readings.logits - self.offset + self.log_shares
+        if self.probe is not None:
+            scores = scores + self.probe.of_features(readings.features)
+        return scores.softmax(dim=1)
+
+
+@torch.no_grad()
+def read_texts(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    features: TextFeatures | None,
+    texts: Sequence[list[int]],
+    batch_size: int,
+) -> Readings:
+    """Read each text once, for the model's answer and for its features.
+
+    Args:
+        texts: token ids, without prefix and suffix.
+
+    Raises:
+        InputError: if the model's logits are not finite.
+    """
+    # One response token suffices to locate the answer.
+    responses = {label: response[:1] for label, response in template.responses.items()}
+    first_token_only = dataclasses.replace(template, responses=responses)
+    logits = torch.empty(len(texts), len(template.labels), dtype=torch.float64)
+    mapped = torch.empty(len(texts), 0 if features is None else len(features.map), dtype=torch.float64)
+    any_label = template.labels[0]
+    for rows in length_bucketed([len(text) for text in texts], batch_size):
+        batch = make_batch(
+            first_token_only, [texts[i] for i in rows], [any_label] * len(rows), language_model.device
+        )
+        layers = language_model.layers(input_ids=batch.input_ids)
+        logits[rows] = answer_logits(language_model, template, layers[-1], batch).to(logits)
+        if features is not None:
+            mapped[rows] = features(text_means(layers, batch.text_mask)).to(mapped)
+    if not logits.isfinite().all():
+        fix = "set model.dtype=float32, or use another model"
+        raise InputError("the model's logits are not finite", "model.name", fix)
+    return Readings(logits, mapped)
+
+
+def calibrated_model(public: Mapping[int, Readings]) -> Teacher:
+    """Return the teacher that uses no private data.
+
+    Args:
+        public: readings of public texts, by the label that they were written for.
+    """
+    offset = torch.stack([readings.logits.mean(dim=0) for readings in public.values()]).mean(dim=0)
+    return Teacher(offset, torch.zeros_like(offset), None)
+
+
+def teacher_of(public: Mapping[int, Readings], features: TextFeatures, moments: Moments) -> Teacher:
+    """Return the teacher that knows the release.
+
+    Args:
+        public: readings of public texts, by the label that they were written for, with `features`.
+        moments: as released with the target.
+    """
+    released = moments.class_means()
+    smoothed = released.counts + PRIOR_RECORDS + released.count_noise
+    offset = calibrated_model(public).offset + _answer_shift(public, moments)
+    return Teacher(offset, (smoothed / smoothed.sum()).log(), fit_probe(features, moments))
+
+
+def _answer_shift(public: Mapping[int, Readings], moments: Moments) -> Float[Tensor, " classes"]:
+    """Predict by how much the mean answer to private texts differs from that to public ones.
+
+    The prediction is shrunk by the share of its square that noise and sampling explain (James and Stein's factor).
+    """
+    released = moments.class_means()
+    logits = torch.cat([readings.logits for readings in public.values()])
+    logits = logits - logits.mean(dim=1, keepdim=True)
+    features = torch.cat([readings.features for readings in public.values()])[:, :REGRESSION_DIMENSIONS]
+    centre = torch.stack([readings.features.mean(dim=0) for readings in public.values()]).mean(dim=0)
+    deviations = features - features.mean(dim=0)
+    covariance = deviations.mT @ deviations / len(features)
+    penalty = RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+    products = deviations.mT @ (logits - logits.mean(dim=0)) / len(features)
+    slopes = torch.linalg.solve(covariance + penalty, products)
+    dimensions = features.shape[1]
+    shift = (released.means.mean(dim=0) - centre)[:dimensions] @ slopes
+    classes = len(released.counts)
+    feature_noise = (released.sum_noise / released.counts).square().sum() / classes**2
+    by_chance = feature_noise * slopes.square().sum() + logits.var(dim=0).sum() / released.counts.sum()
+    shrinkage = (1 - by_chance / shift.square().sum()).clamp(0.0, 1.0).nan_to_num(0.0)
+    return shrinkage * shift

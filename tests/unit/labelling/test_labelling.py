@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gradmm.labelling.hard_rows import COPIES, label_counts
+from gradmm.labelling.labelling import labelled_texts, labelling_figures, probability_matrix
+
+NAMES = {4: "dull", 0: "witty", 7: "grim"}
+
+
+def filtered() -> pd.DataFrame:
+    frame = pd.DataFrame({"id": ["4-0", "0-0", "7-0", "0-1"], "label": [4, 0, 7, 0], "text": ["a", "b", "c", "d"]})
+    return frame.assign(label_name=frame["label"].map(NAMES), kept=True, reason="")
+
+
+def test_the_label_becomes_the_likeliest_class_in_the_order_of_the_recipe() -> None:
+    probabilities = np.array([[0.2, 0.7, 0.1], [0.1, 0.8, 0.1], [0.4, 0.4, 0.2], [0.0, 0.0, 1.0]])
+    labelled = labelled_texts(filtered(), probabilities, NAMES)
+    assert labelled["label"].tolist() == [0, 0, 4, 7]  # of equal ones the first
+    assert labelled["label_name"].tolist() == ["witty", "witty", "dull", "grim"]
+    assert labelled["written_for"].tolist() == [4, 0, 7, 0]
+    assert labelled["text"].tolist() == ["a", "b", "c", "d"]
+    assert not {"kept", "reason"} & set(labelled.columns)
+    np.testing.assert_array_equal(probability_matrix(labelled), probabilities)
+    figures = labelling_figures(labelled, NAMES)
+    assert figures["texts_by_label"] == {"4": 1, "0": 2, "7": 1}
+    assert figures["expected_by_label"] == pytest.approx({"4": 0.7, "0": 1.9, "7": 1.4})
+    assert figures["agreement"] == 0.25
+    assert figures["confidence"] == pytest.approx((0.7 + 0.8 + 0.4 + 1) / 4)
+    entropies = [-sum(p * np.log(p) for p in row if p) for row in probabilities]
+    assert figures["entropy"] == pytest.approx(np.mean(entropies))
+
+
+def test_hard_labels_are_the_classes_that_texts_were_written_for() -> None:
+    labelled = labelled_texts(filtered(), None, NAMES)
+    assert labelled["label"].tolist() == labelled["written_for"].tolist() == [4, 0, 7, 0]
+    np.testing.assert_array_equal(probability_matrix(labelled), [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0]])
+    figures = labelling_figures(labelled, NAMES)
+    assert figures["agreement"] == figures["confidence"] == 1
+    assert figures["entropy"] == 0
+
+
+distributions = arrays(float, st.tuples(st.integers(1, 5), st.integers(2, 6)), elements=st.floats(0, 1)).map(
+    lambda weights: (weights + 1e-6) / (weights + 1e-6).sum(axis=1, keepdims=True)
+)
+
+
+@given(distributions, st.integers(1, 30))
+def test_copies_are_in_proportion_to_the_probabilities(probabilities: np.ndarray, copies: int) -> None:
+    counts = label_counts(probabilities, copies)
+    assert (counts.sum(axis=1) == copies).all()
+    assert (np.abs(counts - copies * probabilities) < 1).all()
+
+
+def test_probabilities_that_are_multiples_of_a_copy_are_kept_exactly() -> None:
+    tenths = np.array([[0.3, 0.7, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0]])
+    assert label_counts(tenths, COPIES).tolist() == [[3, 7, 0], [1, 2, 7], [10, 0, 0]]
+    assert label_counts(np.array([[0.25, 0.25, 0.5]]), 3).tolist() == [[1, 1, 1]]
+    assert label_counts(np.array([[0.5, 0.5]]), 1).tolist() == [[1, 0]]

@@ -1,0 +1,131 @@
+"""Compare the teacher with loops over texts, and its terms with what they have to recover."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+
+from gradmm.errors import InputError
+from gradmm.labelling.teacher import Readings, calibrated_model, read_texts, teacher_of
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import tokenise_template
+from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.probe import Moments
+from tests.conftest import random_probe, tiny_language_model
+
+DIMENSIONS = 4
+LABELS = [3, 1]
+
+
+def identity() -> TextFeatures:
+    zeros, eye = torch.zeros(DIMENSIONS), torch.eye(DIMENSIONS)
+    return TextFeatures(zeros.double(), eye.double())
+
+
+def readings(count: int, seed: int, shift: float = 0.0) -> Readings:
+    """Draw features, and logits that are linear in them but for a little noise. `shift` moves the features."""
+    random = torch.Generator().manual_seed(seed)
+    features = 0.2 * torch.randn(count, DIMENSIONS, generator=random).double()
+    features[:, 0] += shift
+    logits = torch.stack([5 * features[:, 0] + 0.4, -1 - 5 * features[:, 0]], dim=1)
+    return Readings(logits + 0.1 * torch.randn(count, 2, generator=random).double(), features)
+
+
+def moments_of_records(counts: list[int], shift: float, apart: float, noise: float = 0.0) -> Moments:
+    """Sum the records of two classes, whose features differ in the second direction."""
+    sums, second = {}, torch.zeros(DIMENSIONS + 1, DIMENSIONS + 1).double()
+    for number, (label, count) in enumerate(zip(LABELS, counts, strict=True)):
+        features = readings(count, 10 + number, shift).features
+        features[:, 1] += apart * (1 - 2 * number)
+        vectors = identity().with_constant(features)
+        sums[label], second = vectors.sum(dim=0), second + vectors.mT @ vectors
+    return Moments(sums, second, noise, noise)
+
+
+def public_texts() -> dict[int, Readings]:
+    return {3: readings(300, 0), 1: readings(200, 1)}
+
+
+def test_the_calibrated_model_prefers_no_class_over_public_texts_of_all_classes() -> None:
+    public = public_texts()
+    teacher = calibrated_model(public)
+    means = [(each.logits - teacher.offset).mean(dim=0) for each in public.values()]
+    torch.testing.assert_close(torch.stack(means).mean(dim=0), torch.zeros(2).double())
+    texts = readings(50, 7)
+    offset = np.mean([each.logits.numpy().mean(axis=0) for each in public.values()], axis=0)
+    expected = softmax(texts.logits.numpy() - offset, axis=1)
+    np.testing.assert_allclose(teacher.probabilities(texts).numpy(), expected, rtol=1e-12)
+
+
+def test_the_teacher_is_the_model_with_its_private_mean_removed_times_probe_times_shares() -> None:
+    counts, texts = [3000, 1000], readings(40, 7)
+    teacher = teacher_of(public_texts(), identity(), moments_of_records(counts, shift=0.0, apart=0.2))
+    assert teacher.probe is not None
+    smoothed = np.array(counts) + 10.0
+    np.testing.assert_allclose(teacher.log_shares.numpy(), np.log(smoothed / smoothed.sum()), rtol=1e-9)
+    probe = -np.stack([teacher.probe.losses(texts.features, label).numpy() for label in LABELS], axis=1)
+    scores = texts.logits.numpy() - teacher.offset.numpy() + probe + teacher.log_shares.numpy()
+    np.testing.assert_allclose(teacher.probabilities(texts).numpy(), softmax(scores, axis=1), rtol=1e-9)
+    assert teacher.probabilities(texts).sum(dim=1).tolist() == pytest.approx([1.0] * 40)
+
+
+@pytest.mark.parametrize("shift", [0.1, -0.1])
+def test_the_offset_follows_the_mean_answer_to_private_records(shift: float) -> None:
+    """The answer is linear in the features, so that the regression recovers its mean over the records."""
+    public = public_texts()
+    moments = moments_of_records([2000, 2000], shift, apart=0.0)
+    moved = teacher_of(public, identity(), moments).offset - calibrated_model(public).offset
+    features = torch.cat([readings(2000, seed, shift).features for seed in (10, 11)])
+    centre = torch.stack([each.features.mean(dim=0) for each in public.values()]).mean(dim=0)
+    change = 5 * float((features.mean(dim=0) - centre)[0])
+    assert moved.tolist() == pytest.approx([change, -change], rel=0.1)
+
+
+def test_noise_and_few_records_move_the_teacher_to_the_calibrated_model() -> None:
+    public, texts = public_texts(), readings(30, 8)
+    by_model = calibrated_model(public).probabilities(texts)
+    noisy = teacher_of(public, identity(), moments_of_records([3000, 1000], 0.1, 0.2, noise=1e5))
+    torch.testing.assert_close(noisy.probabilities(texts), by_model, atol=0.02, rtol=0)
+    few = teacher_of(public, identity(), moments_of_records([2, 2], 0.0, 0.0))
+    torch.testing.assert_close(few.probabilities(texts), by_model, atol=0.1, rtol=0)
+
+
+def test_a_count_below_zero_is_no_error() -> None:
+    moments = moments_of_records([50, 50], 0.0, 0.1, noise=10.0)
+    moments.class_sums[3][-1] = -40.0
+    teacher = teacher_of(public_texts(), identity(), moments)
+    assert teacher.probabilities(readings(5, 9)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_readings_are_those_of_texts_one_by_one(tokenizer, prompt_template, dtype: torch.dtype) -> None:
+    model = tiny_language_model(tokenizer, "phi", dtype=dtype)
+    template = tokenise_template(model, prompt_template)
+    probe = random_probe(model, template)
+    texts = [[70, 3, 5], [71], [72, 4, 9, 11, 2]]
+    read = read_texts(model, template, probe.features, texts, batch_size=2)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
+    for row, text in enumerate(texts):
+        ids = torch.tensor([[*template.prefix, *text, *template.suffix]])
+        output = model.model(input_ids=ids, use_cache=False)
+        expected = output.logits[0, -1, template.first_tokens].double()
+        torch.testing.assert_close(read.logits[row], expected, atol=tolerance, rtol=tolerance)
+        layers = model.layers(input_ids=ids)
+        begin = len(template.prefix)
+        mask = torch.zeros(ids.shape, dtype=torch.bool)
+        mask[0, begin : begin + len(text)] = True
+        features = probe.features(text_means(layers, mask))[0].double()
+        torch.testing.assert_close(read.features[row], features, atol=tolerance, rtol=tolerance)
+
+
+def test_logits_that_are_not_finite_are_refused(phi: LanguageModel, prompt_template, monkeypatch) -> None:
+    template = tokenise_template(phi, prompt_template)
+    monkeypatch.setattr(
+        "gradmm.labelling.teacher.answer_logits", lambda *_: torch.full((1, 2), math.nan, dtype=torch.float64)
+    )
+    with pytest.raises(InputError, match="logits are not finite"):
+        read_texts(phi, template, None, [[70]], batch_size=1)
