@@ -199,7 +199,8 @@ class Study:
     def evaluate(self, plans: Sequence[Plan]) -> list[list[StageArtifact]]:
         """Fine-tune on all trials: for each plan, the evaluations of its trials.
 
-        The first seed of each arm and size tries all learning rates, and the others use its choice.
+        The first seed of each arm and size tries all learning rates and numbers of steps, and the others use its
+        choice.
         """
         settings, execution = self.recipe.finetune_eval, self.recipe.execution
         plan = [*chain.from_iterable(plans)]

@@ -30,6 +30,7 @@ _EVALUATION = [
     ("arm", pa.string()),
     ("seed", pa.int64()),
     ("learning_rate", pa.float64()),
+    ("steps", pa.int64()),
     ("step", pa.int64()),
     ("split", pa.string()),
     ("accuracy", pa.float64()),
@@ -53,6 +54,7 @@ _ARM = [
     ("texts", pa.float64()),
     ("seeds", pa.int64()),
     ("learning_rate", pa.float64()),
+    ("steps", pa.int64()),
     ("accuracy", pa.float64()),
     ("accuracy_half_width", pa.float64()),
     ("best_on_test", pa.float64()),
@@ -181,6 +183,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("real_rows", pa.int64()),
             ("seed", pa.int64()),
             ("learning_rate", pa.float64()),
+            ("steps", pa.int64()),
             ("step", pa.int64()),
             ("part", pa.string()),
             *(

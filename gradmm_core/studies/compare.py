@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_learning_rate
+from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_schedule
 from gradmm.metrics.intervals import mean_over_seeds, paired_difference
 from gradmm.studies.arms import PRODUCT
 
@@ -58,7 +58,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
             "size": size,
             "texts": rows.drop_duplicates("seed")["texts"].mean(),
             "seeds": len(values),
-            "learning_rate": chosen_learning_rate(rows),
+            **chosen_schedule(rows)._asdict(),
         }
         for figure in ("accuracy", "best_on_test"):
             row |= seed_figures(figure, values[figure].tolist())

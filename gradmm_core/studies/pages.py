@@ -107,18 +107,21 @@ def _protocol(record: StudyRecord) -> str:
     settings, test_rows = record.recipe.finetune_eval, record.data["test"]["rows"]
     if record.study == "distribution":
         return f"No fine-tuning. {test_rows:,} test rows."
-    training = f"Fine-tuning: {settings.steps} steps with batches of {settings.batch_size}"
+    training = f"Fine-tuning with batches of {settings.batch_size}"
     if record.study in ("gradients", "bounds"):
         figures = record.stage("gradient_path").figures
         return (
-            f"{training}, learning rate {figures['learning_rate']:g} for every arm. {figures['real_rows']:,} "
+            f"{training}: {figures['steps']:,} steps, learning rate {figures['learning_rate']:g} for every arm. "
+            f"{figures['real_rows']:,} "
             "random train rows represent the real data, as evenly over the classes as possible, the same for all "
             "arms and seeds; the intervals do not include their draw."
         )
     rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
+    steps = ", ".join(f"{steps:,}" for steps in settings.steps)
     rows = min(test_rows, settings.max_test_rows or math.inf)
     return (
-        f"{training}; the first seed chooses the learning rate on validation, from {rates}. {rows:,} test rows, "
+        f"{training}. For each arm and size, the first seed chooses the learning rate (from {rates}) and the "
+        f"number of steps (from {steps}) on validation; the other seeds use its choice. {rows:,} test rows, "
         "the same for every arm; the intervals do not include their draw, which moves every accuracy with a "
         f"standard error of up to {0.5 / math.sqrt(rows):.3f}."
     )

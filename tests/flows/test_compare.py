@@ -19,6 +19,7 @@ from gradmm.deployments.cli.history import past_runs
 from gradmm.deployments.cli.main import main
 from gradmm.errors import BudgetExhausted
 from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.schedule import Schedule
 from gradmm.flows.distil import distil
 from gradmm.flows.studies.flows import compare
 from gradmm.outputs.record import StageRecord
@@ -42,7 +43,7 @@ EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label
 def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
     return tiny_recipe(
         label_filter={"exemplars": EXEMPLARS},
-        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": 2, "evaluate_every": 1},
+        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": [1, 2], "evaluate_every": 1},
     )
 
 
@@ -99,13 +100,16 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
 def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:
     record = compare(recipe, root, SIZES)
     rows = pd.concat([stage.read() for stage in stages(record, "arm_eval")])
-    searched = rows.groupby(["arm", "size", "seed"])["learning_rate"].nunique().unstack("seed")
-    assert (searched.drop(index="before")[0] == 2).all()  # tried by the first seed for all
+    rows["schedule"] = [*zip(rows["learning_rate"], rows["steps"], strict=True)]
+    searched = rows.groupby(["arm", "size", "seed"])["schedule"].nunique().unstack("seed")
+    assert (searched.drop(index="before")[0] == 4).all()  # tried by the first seed for all
     assert (searched.drop(index="before")[[1, 2]] == 1).all(axis=None)
     table = record.table.read().set_index(["arm", "size"])
     for _, own in rows.groupby(["arm", "size"]):
         arm, size = own[["arm", "size"]].iloc[0]
-        assert own.loc[own["seed"] > 0, "learning_rate"].isin([table.loc[(arm, size), "learning_rate"]]).all()
+        chosen = tuple(table.loc[(arm, size), ["learning_rate", "steps"]])
+        assert set(own.loc[own["seed"] > 0, "schedule"]) <= {chosen}
+        assert chosen in set(own["schedule"])
         accuracies = own.loc[own["split"] == "test", "accuracy"]
         assert accuracies.min() <= table.loc[(arm, size), "accuracy"] <= accuracies.max()
         assert table.loc[(arm, size), "texts"] == own.drop_duplicates("seed")["texts"].mean()
@@ -165,17 +169,17 @@ def test_a_stopped_comparison_resumes_where_it_was(
     arms, began = ("random", "zero-shot"), []
     whole = Finetuning.checkpoints
 
-    def stopped(self: Finetuning, examples: Examples, learning_rate: float, seed: int, description: str):
+    def stopped(self: Finetuning, examples: Examples, schedule: Schedule, seed: int, description: str):
         began.append(description)
-        if len(began) == 7:
+        if len(began) == 13:
             raise KeyboardInterrupt
-        return whole(self, examples, learning_rate, seed, description)
+        return whole(self, examples, schedule, seed, description)
 
     monkeypatch.setattr(Finetuning, "checkpoints", stopped)
     with pytest.raises(KeyboardInterrupt):
         compare(recipe, tmp_path, (2,), arms)
     monkeypatch.undo()
-    # Each arm finished its first seed, two trainings for two rates. The next training was stopped.
+    # Each arm finished its first seed: four trainings, for two rates and two numbers of steps.
     finished = len(list(tmp_path.glob("stages/arm_eval/*.parquet")))
     assert finished == 3
     assert not list(tmp_path.glob("runs/*"))

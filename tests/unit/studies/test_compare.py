@@ -29,29 +29,30 @@ from gradmm.studies.pages import comparison_tables, study_page, study_pictures
 from gradmm.studies.record import StudyRecord, source_commit, write_study
 
 ARM_SIZES = {"before": [0], "zero-shot": [5, 10], "real-1k": [1000], "gradmm": [5, 10]}
-RATES, STEPS, SEEDS = (1e-4, 1e-3), (10, 20), (0, 1, 2, 3)
+RATES, TOTALS, SEEDS = (1e-4, 1e-3), (10, 20), (0, 1, 2, 3)
 
 
 def evaluations(seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
-    """Rows with all learning rates for the first seed, and the best one on validation for the others."""
+    """Rows with all schedules for the first seed, and the best one on validation for the others."""
     random, rows = np.random.default_rng(0), []
 
-    def measured(arm: str, size: int, seed: int, rate: float, step: int) -> float:
+    def measured(arm: str, size: int, seed: int, rate: float, steps: int, step: int) -> float:
         accuracies = random.uniform(0.5, 0.9, 2).round(3)
         for split, accuracy in zip(("validation", "test"), accuracies, strict=True):
-            rows.append([arm, seed, rate, step, split, accuracy, 1.0 - accuracy, size, min(size, 900)])
+            rows.append([arm, seed, rate, steps, step, split, accuracy, 1.0 - accuracy, size, min(size, 900)])
         return accuracies[0]
 
     for arm, sizes in ARM_SIZES.items():
         for size in sizes:
             if arm == "before":
-                measured(arm, size, seeds[0], 0.0, 0)
+                measured(arm, size, seeds[0], 0.0, 0, 0)
                 continue
-            found = {(rate, step): measured(arm, size, seeds[0], rate, step) for rate in RATES for step in STEPS}
-            best = max(found, key=found.__getitem__)[0]
+            grid = [(rate, steps, step) for rate in RATES for steps in TOTALS for step in (5, steps)]
+            found = {point: measured(arm, size, seeds[0], *point) for point in grid}
+            rate, steps, _ = max(found, key=found.__getitem__)
             for seed in seeds[1:]:
-                for step in STEPS:
-                    measured(arm, size, seed, best, step)
+                for step in (5, steps):
+                    measured(arm, size, seed, rate, steps, step)
     return pd.DataFrame(rows, columns=[*COLUMNS, "size", "texts"])
 
 
@@ -68,13 +69,14 @@ def measures() -> pd.DataFrame:
 
 
 def honest(rows: pd.DataFrame, arm: str, size: int, split: str = "validation") -> dict[int, float]:
-    """Test accuracy by seed of the checkpoint that is best on `split`, at the rate that is best on validation."""
+    """Test accuracy by seed of the checkpoint that is best on `split`, with the best schedule on validation."""
     of_arm = [row for row in rows.to_dict("records") if (row["arm"], row["size"]) == (arm, size)]
     validation = [row for row in of_arm if row["split"] == "validation"]
-    rate = max(validation, key=lambda row: row["accuracy"])["learning_rate"]
+    best = max(validation, key=lambda row: row["accuracy"])
+    chosen = best["learning_rate"], best["steps"]
     found = {}
     for seed in {row["seed"] for row in of_arm}:
-        run = [row for row in of_arm if row["seed"] == seed and row["learning_rate"] == rate]
+        run = [row for row in of_arm if (row["seed"], row["learning_rate"], row["steps"]) == (seed, *chosen)]
         step = max((row for row in run if row["split"] == split), key=lambda row: row["accuracy"])["step"]
         (found[seed],) = (row["accuracy"] for row in run if row["split"] == "test" and row["step"] == step)
     return dict(sorted(found.items()))
