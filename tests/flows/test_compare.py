@@ -33,7 +33,7 @@ from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 SIZES, SEEDS = (2, 5), (0, 1, 2)
 
 #: Arms with sizes.
-EVALUATED = [name for name in ARMS if name not in ("before", "real-1k")]
+EVALUATED = [name for name in ARMS if name not in ("before", "real-1k", "all rows")]
 
 #: Public examples for few-shot; the label filter itself stays off.
 EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label": 0}]
@@ -82,7 +82,7 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     record = compare(recipe, root, SIZES)
     assert not executed(record)
     table = record.table.read()
-    expected = [(name, size) for name, arm in ARMS.items() for size in arm.sizes(SIZES)]
+    expected = [(name, size) for name, arm in ARMS.items() for size in arm.sizes(SIZES, 40)]
     assert [*zip(table["arm"], table["size"], strict=True)] == expected
     assert (record.arms, record.sizes, record.seeds) == (tuple(ARMS), SIZES, SEEDS)
     assert record.commit
@@ -93,8 +93,15 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert first.run_id == record.run_id
     assert second.run_id.endswith("-tiny-compare")
     assert first.report.name == "tables.md"
-    # Seven arms of two sizes with three seeds, real-1k with three, and the model before.
-    assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 3 + 1
+    # Seven arms of two sizes with three seeds, real-1k and all rows with three, and the model before.
+    assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 2 * 3 + 1
+    ends = table.set_index("arm").loc[["before", "all rows"]]
+    assert ends[["size", "texts"]].to_numpy().tolist() == [[0, 0], [40, 40]]
+    before, ceiling = ends["accuracy"]
+    if ceiling > before:
+        assert table["way"].tolist() == pytest.approx(((table["accuracy"] - before) / (ceiling - before)).tolist())
+    else:
+        assert table["way"].isna().all()
 
 
 def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:
@@ -158,7 +165,7 @@ def test_another_seed_or_size_runs_only_what_is_new(
     record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
     assert "real-1k has 960 texts fewer than 1000" in caplog.text
     texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 4)
-    assert executed(record) == {"arm_eval": 7 * 2 + 1, "arm_measures": 8, "compare": 1} | texts
+    assert executed(record) == {"arm_eval": 7 * 2 + 2, "arm_measures": 8, "compare": 1} | texts
     record = compare(recipe, root, (*SIZES, 4))
     assert executed(record) == {"arm_eval": 7 * 3, "arm_measures": 7, "compare": 1}
 
@@ -251,6 +258,8 @@ def test_arms_of_real_rows_take_rows_of_the_train_split(root: Path, recipe: Reci
     assert set(drawn[0].texts) <= set(train.texts)
     assert set(texts("random", 2, 0).texts) < set(drawn[0].texts)
     assert Counter(texts("real-1k", 1000, 0).labels) == Counter(train.labels)
+    everything = ArmTexts(context, ARMS["all rows"], None, reference).of(Counter(train.labels), 0)
+    assert sorted(everything.texts) == sorted(train.texts)
 
 
 def test_the_command_prints_the_table_and_refuses_bad_arguments(
