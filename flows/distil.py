@@ -86,6 +86,7 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         model=target_context.model,
         prompt_template=target_context.prompt_template,
         learning_rate=evaluation.figures["learning_rate_synthetic"],
+        steps=evaluation.figures["steps_synthetic"],
         finetuning=recipe.finetune_eval,
         settings=recipe.mia_audit,
         epsilon=mechanism and mechanism.epsilon,

@@ -1,4 +1,4 @@
-"""Plans of fine-tunings: the first trial of each list chooses the learning rate, the others use it."""
+"""Plans of fine-tunings: the first trial of each list chooses learning rate and steps, the others use them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ class Trial:
     counts: Mapping[int, int]
     seed: int
 
-    def inputs(self, settings: FinetuneEvalSettings, learning_rates: tuple[float, ...]) -> dict[str, Any]:
-        """Return the inputs of the stage `arm_eval`."""
+    def inputs(self, settings: FinetuneEvalSettings, **grid: object) -> dict[str, Any]:
+        """Return the inputs of the stage `arm_eval`.
+
+        Args:
+            grid: `learning_rates` and `steps` other than those of the settings.
+        """
         return {
             "arm": self.arm,
             "made": self.made,
@@ -38,7 +42,7 @@ class Trial:
             "test": self.target_context.data.test,
             "model": self.target_context.model,
             "prompt_template": self.target_context.prompt_template,
-            "settings": settings.model_copy(update={"seeds": (self.seed,), "learning_rates": learning_rates}),
+            "settings": settings.model_copy(update={"seeds": (self.seed,), **grid}),
             "held_out_seed": settings.seeds[0],
         }
 
@@ -48,19 +52,24 @@ Plan = Sequence[Sequence[Trial]]
 
 
 def searching(plan: Plan, settings: FinetuneEvalSettings) -> list[dict[str, Any]]:
-    """Return the inputs of each list's first trial, which tries all learning rates."""
-    return [trials[0].inputs(settings, settings.learning_rates) for trials in plan]
+    """Return the inputs of each list's first trial, which tries all learning rates and numbers of steps."""
+    return [trials[0].inputs(settings) for trials in plan]
 
 
 def repeating(
     plan: Plan, settings: FinetuneEvalSettings, searched: Sequence[StageArtifact]
 ) -> list[list[dict[str, Any]]]:
-    """Return the inputs of each list's other trials, with the learning rate that the first one chose.
+    """Return the inputs of each list's other trials, with the learning rate and steps that the first one chose.
 
     Args:
         searched: outputs of the first trials.
     """
     return [
-        [trial.inputs(settings, (first.figures["learning_rate"],)) for trial in trials[1:]]
+        [
+            trial.inputs(
+                settings, learning_rates=(first.figures["learning_rate"],), steps=(first.figures["steps"],)
+            )
+            for trial in trials[1:]
+        ]
         for trials, first in zip(plan, searched, strict=True)
     ]

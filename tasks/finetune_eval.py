@@ -35,7 +35,7 @@ def arm_eval(
     settings: FinetuneEvalSettings,
     held_out_seed: int,
 ) -> Outcome:
-    """Fine-tune on one arm with one seed; return one row per learning rate, checkpoint and split.
+    """Fine-tune on one arm with one seed; return one row per schedule, checkpoint and split.
 
     Args:
         counts: number of texts of each label.
@@ -44,7 +44,7 @@ def arm_eval(
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.data.examples import HeldOut
-    from gradmm.evaluation.finetune_eval import chosen_learning_rate, evaluate_arm, evaluate_before
+    from gradmm.evaluation.finetune_eval import chosen_schedule, evaluate_arm, evaluate_before
 
     (seed,) = settings.seeds
     trainer = finetuning_of(context, model, prompt_template, settings)
@@ -58,7 +58,7 @@ def arm_eval(
     size = sum(counts.values())
     if texts < size:
         logger.warning("%s has %d texts fewer than %d", arm.name, size - texts, size)
-    return frame.assign(size=size, texts=texts), {"learning_rate": chosen_learning_rate(frame), "texts": texts}
+    return frame.assign(size=size, texts=texts), {**chosen_schedule(frame)._asdict(), "texts": texts}
 
 
 @stage_task("finetune_eval")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradmm.config.settings import FinetuneEvalSettings, MiaAuditSettings
+from gradmm.evaluation.schedule import Schedule
 from gradmm.filters.rows import token_lists
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.lm.model_reference import ModelReference
@@ -25,13 +26,14 @@ def mia_audit(
     model: ModelReference,
     prompt_template: PromptTemplate,
     learning_rate: float,
+    steps: int,
     finetuning: FinetuneEvalSettings,
     settings: MiaAuditSettings,
     epsilon: float | None,
     delta: float | None,
     seed: int,
 ) -> Outcome:
-    """Fine-tune on the synthetic texts once more, and attack the model.
+    """Fine-tune on the synthetic texts once more, with the schedule chosen for them, and attack the model.
 
     Members are train rows. Non-members are validation rows: they must come from the same source, and the test
     split of some data sets does not.
@@ -49,7 +51,8 @@ def mia_audit(
     labelled = texts.read()
     probabilities = torch.from_numpy(probability_matrix(labelled))
     examples = Examples(token_lists(labelled), labelled["label"].tolist(), probabilities)
-    tuned = trainer.finetune(examples, learning_rate, finetuning.seeds[0], "fine-tune for the audit")
+    schedule = Schedule(learning_rate, steps)
+    tuned = trainer.finetune(examples, schedule, finetuning.seeds[0], "fine-tune for the audit")
     pool = POOL * (settings.threshold_records + settings.test_records)
 
     def losses(split: SplitReference) -> np.ndarray:

@@ -154,6 +154,7 @@ def _along_fine_tuning(
     *,
     arms: Names = (),
     learning_rate: float | None = None,
+    steps: int | None = None,
     real_rows: int = 1000,
     options: StudyOptions = StudyOptions(),
     words: Words = (),
@@ -163,15 +164,18 @@ def _along_fine_tuning(
     Args:
         arms: Baselines. Default: zero-shot random.
         learning_rate: Learning rate of every arm. Default: the median of the recipe's.
+        steps: Steps of every arm. Default: the median of the recipe's.
         real_rows: Train rows that stand for the real data.
     """
     from gradmm.studies.arms import BASELINES
-    from gradmm.studies.plans import check_path, middle_rate
+    from gradmm.studies.plans import check_path, middle_schedule
 
     loaded = options.load(recipe)
+    middle = middle_schedule(loaded)
     plan = {
         "arms": arms or BASELINES[name],
-        "learning_rate": middle_rate(loaded) if learning_rate is None else learning_rate,
+        "learning_rate": middle.learning_rate if learning_rate is None else learning_rate,
+        "steps": middle.steps if steps is None else steps,
         "real_rows": real_rows,
     }
     check_path(loaded, **plan)

@@ -109,8 +109,8 @@ def scarce(
 ) -> StudyRecord:
     """Generate many texts from few real rows, and fine-tune on either.
 
-    Every seed draws its own rows. The validation and test splits stay complete, so the learning rate is chosen as
-    with plentiful data, for all arms alike.
+    Every seed draws its own rows. The validation and test splits stay complete, so the learning rate and the
+    number of steps are chosen as with plentiful data, for all arms alike.
 
     Args:
         rows: numbers of real rows, as evenly over the classes as possible. Smaller draws are parts of larger ones.
@@ -252,6 +252,7 @@ def _path_study(table: Task[..., StageArtifact]) -> Flow[..., StudyRecord]:
     def along_fine_tuning(
         recipe: Recipe,
         learning_rate: float,
+        steps: int,
         real_rows: int,
         root: Location = ROOT,
         arms: tuple[str, ...] = BASELINES[table.name],
@@ -260,10 +261,10 @@ def _path_study(table: Task[..., StageArtifact]) -> Flow[..., StudyRecord]:
         """Measure the gradients of each arm's texts and of real rows, along fine-tuning on the arm.
 
         Args:
-            learning_rate: of every arm.
+            learning_rate, steps: of every arm.
             real_rows: random train rows that represent the real data, drawn once.
         """
-        check_path(recipe, arms, learning_rate, real_rows)
+        check_path(recipe, arms, learning_rate, steps, real_rows)
         study = Study(table.name, recipe, root, command)
         settings = study.recipe.finetune_eval
         real = drawn_rows(study.runs.context, study.target_context.data.train, real_rows, REAL_SEED)
@@ -277,7 +278,7 @@ def _path_study(table: Task[..., StageArtifact]) -> Flow[..., StudyRecord]:
                 **study.inputs("train"),
                 # Only the settings that decide a path: others would change its cache key.
                 "settings": FinetuneEvalSettings(
-                    steps=settings.steps,
+                    steps=(steps,),
                     batch_size=settings.batch_size,
                     evaluate_every=settings.evaluate_every,
                     learning_rates=(learning_rate,),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import class_counts
-from gradmm.evaluation.arm import Arm
+from gradmm.evaluation.arm import ALL_ROWS, Arm
 from gradmm.flows.finetune_plan import Plan, Trial, repeating, searching
 from gradmm.flows.pipeline import (
     TargetContext,
@@ -41,7 +42,7 @@ from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
-from gradmm.tasks.runtime.inputs import demo_material
+from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
@@ -199,17 +200,22 @@ class Study:
                 for seed in (self.seeds if arm.source != "nothing" else self.seeds[:1])
             ]
             for arm, texts in arms.items()
-            for size in arm.sizes(sizes)
+            for size in arm.sizes(sizes, (context or self.target_context).data.train.rows)
         ]
 
     def trial(self, context: TargetContext, arm: Arm, texts: StageArtifact | None, size: int, seed: int) -> Trial:
-        """Plan one fine-tuning on `size` texts."""
-        return Trial(context, arm, texts, class_counts(size, self.runs.context.labels), seed)
+        """Plan one fine-tuning on `size` texts, as evenly over the classes as possible, or on all train rows."""
+        if arm.name == ALL_ROWS:
+            counts = Counter(read_split(self.runs.context, context.data.train).labels)
+        else:
+            counts = class_counts(size, self.runs.context.labels)
+        return Trial(context, arm, texts, counts, seed)
 
     def evaluate(self, plans: Sequence[Plan]) -> list[list[StageArtifact]]:
         """Fine-tune on all trials: for each plan, the evaluations of its trials.
 
-        The first seed of each arm and size tries all learning rates, and the others use its choice.
+        The first seed of each arm and size tries all learning rates and numbers of steps, and the others use its
+        choice.
         """
         settings, execution = self.recipe.finetune_eval, self.recipe.execution
         plan = [*chain.from_iterable(plans)]
@@ -220,7 +226,7 @@ class Study:
         return [[*chain.from_iterable(islice(evaluated, len(part)))] for part in plans]
 
     def measure(self, arms: Mapping[Arm, Texts], sizes: Sequence[int]) -> list[StageArtifact]:
-        """Measure the texts of every arm that has any."""
+        """Measure the texts of every arm that has any, except for those of all train rows, which are too many."""
         return [
             self.quiet.run(
                 arm_measures,
@@ -231,7 +237,7 @@ class Study:
                 **self.inputs("train", "test"),
             )
             for arm, texts in arms.items()
-            if arm.source != "nothing"
+            if arm.source != "nothing" and arm.name != ALL_ROWS
         ]
 
     def inputs(self, *splits: str) -> dict[str, object]:

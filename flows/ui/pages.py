@@ -85,7 +85,7 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
         f"Run time {duration(run.seconds)}. {PRIVATE_NOTE}",
         "## Accuracy",
         table(
-            ["fine-tuned on", "best on validation", "best on test", "learning rate"],
+            ["fine-tuned on", "best on validation", "best on test", "learning rate", "steps"],
             accuracy_rows(evaluation.figures, run.recipe),
         ),
         f"## The {len(best)} best texts",

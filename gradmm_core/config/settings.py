@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # valid for the random generators of all libraries used
 MatchingLoss = Literal["cosine", "distance"]
+
+
+def _as_list(value: Any) -> Any:
+    """Make a list of a single number."""
+    return [value] if isinstance(value, (int, float, str)) else value
+
+
+#: One number or a list; a tuple after validation.
+Counts = Annotated[
+    tuple[Count, ...],
+    Field(min_length=1),
+    BeforeValidator(_as_list, json_schema_input_type=Count | Annotated[list[Count], Field(min_length=1)]),
+]
 
 
 class Settings(BaseModel):
@@ -346,16 +359,20 @@ class FinetuneEvalSettings(Settings):
 
     runtime_fields = frozenset({"eval_batch_size"})
 
-    steps: Count = 200
+    steps: Counts = Field(
+        default=(200,),
+        description="One number or a list. For each arm, the first seed trains with every pair of learning rate "
+        "and number of steps, and the best checkpoint on validation decides both for all seeds.",
+    )
     batch_size: Count = 16
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1e-5, 3e-5, 1e-4)
-    evaluate_every: Count = 50
+    evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     max_validation_rows: Count | None = 500
     max_test_rows: Count | None = None
     eval_batch_size: Count = 64
 
-    @field_validator("learning_rates", "seeds")
+    @field_validator("steps", "learning_rates", "seeds")
     @classmethod
     def _reject_duplicates(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Refuse repeated values, which would count twice in a mean and narrow its interval."""

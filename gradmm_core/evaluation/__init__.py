@@ -2,5 +2,6 @@
 
 - `arm`: one arm of a comparison, and the texts that it takes.
 - `finetune_eval`: fine-tuning, and accuracies on held-out rows.
+- `schedule`: learning rate and number of steps of a fine-tuning.
 - `coresets`: herding and k-center selection of real rows.
 """

@@ -11,6 +11,9 @@ import pandas as pd
 #: Total rows of the arm `real-1k`.
 REAL_1K = 1000
 
+#: Name of the arm of all train rows, the ceiling of a comparison.
+ALL_ROWS = "all rows"
+
 Source = Literal["nothing", "synthetic", "written", "coreset", "train"]
 
 
@@ -26,9 +29,16 @@ class Arm:
         """Whether the arm's texts are private records."""
         return self.source in ("coreset", "train")
 
-    def sizes(self, sizes: Sequence[int]) -> list[int]:
-        """Return the sizes at which the arm is evaluated: `before` and `real-1k` have one fixed size each."""
-        return {"before": [0], "real-1k": [REAL_1K]}.get(self.name, list(sizes))
+    def sizes(self, sizes: Sequence[int], train_rows: int | None = None) -> list[int]:
+        """Return the sizes at which the arm is evaluated.
+
+        `before`, `real-1k` and `all rows` have one fixed size each.
+
+        Args:
+            train_rows: size of `all rows`; if None, that arm has no size.
+        """
+        all_rows = [] if train_rows is None else [train_rows]
+        return {"before": [0], "real-1k": [REAL_1K], ALL_ROWS: all_rows}.get(self.name, list(sizes))
 
 
 def first_texts(texts: pd.DataFrame, arm: Arm, counts: Mapping[int, int]) -> pd.DataFrame:

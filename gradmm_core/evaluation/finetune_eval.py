@@ -3,6 +3,8 @@
 The protocol follows the paper (GRADMM, section 5): Adam on all parameters, linear decay of the learning rate to
 zero, the loss of the response tokens. The paper reports the checkpoint that is best on the test set. `summarise`
 gives this figure, and the unbiased one of the checkpoint chosen on the validation set.
+
+Each arm has a schedule of its own, a learning rate and a number of steps. The grid is the same for all arms.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -23,6 +26,7 @@ from tqdm import tqdm
 from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.errors import InputError
+from gradmm.evaluation.schedule import Schedule
 from gradmm.lm.classification import class_losses, score
 from gradmm.lm.language_model import LanguageModel, read_pretrained
 from gradmm.lm.model_reference import ModelReference
@@ -34,7 +38,7 @@ logger = logging.getLogger(__name__)
 #: is padded to its longest text, by a quarter for sst2 on a CPU. The gradient is the same.
 PART_SIZE = 8
 
-COLUMNS = ["arm", "seed", "learning_rate", "step", "split", "accuracy", "loss"]
+COLUMNS = ["arm", "seed", "learning_rate", "steps", "step", "split", "accuracy", "loss"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Finetuning:
     """The inputs that all fine-tuning runs of one model share.
 
     Runs train all parameters in float32, whatever the dtype of `reference`, and without dropout. The result
-    therefore depends only on texts, learning rate and seed.
+    therefore depends only on texts, schedule and seed.
     """
 
     reference: ModelReference
@@ -57,7 +61,7 @@ class Finetuning:
         return LanguageModel(read_pretrained(reference, str(self.device)), self.tokenizer)
 
     def checkpoints(
-        self, examples: Examples, learning_rate: float, seed: int, description: str
+        self, examples: Examples, schedule: Schedule, seed: int, description: str
     ) -> Iterator[tuple[int, LanguageModel]]:
         """Train a fresh model; yield (steps taken, model) every `evaluate_every` steps and after the last step.
 
@@ -71,27 +75,27 @@ class Finetuning:
             raise InputError(
                 "there are no texts to fine-tune on", "finetune_eval", "find the stage that dropped all texts"
             )
-        settings = self.settings
+        learning_rate, steps = schedule
         language_model = self.fresh_model()
         optimizer = torch.optim.Adam(language_model.model.parameters(), lr=learning_rate, fused=True)
-        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=settings.steps)
-        batches = epoch_batches(len(examples), settings.batch_size, settings.steps, seed)
+        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+        batches = epoch_batches(len(examples), self.settings.batch_size, steps, seed)
         losses = []
         for step, rows in enumerate(tqdm(batches, desc=description, disable=None, leave=False), start=1):
             losses.append(self._accumulate_gradient(language_model, examples.take(rows)))
             optimizer.step()
             optimizer.zero_grad()
             decay.step()
-            if step % settings.evaluate_every == 0 or step == settings.steps:
+            if step % self.settings.evaluate_every == 0 or step == steps:
                 yield step, language_model
         if not torch.stack(losses).isfinite().all():
             logger.warning("%s: fine-tuning diverged at the learning rate %g", description, learning_rate)
 
     def finetune(
-        self, examples: Examples, learning_rate: float, seed: int, description: str = "fine-tune"
+        self, examples: Examples, schedule: Schedule, seed: int, description: str = "fine-tune"
     ) -> LanguageModel:
         """Train a fresh model; return it after the last step, frozen."""
-        *_, (_, language_model) = self.checkpoints(examples, learning_rate, seed, description)
+        *_, (_, language_model) = self.checkpoints(examples, schedule, seed, description)
         language_model.model.requires_grad_(False)
         return language_model
 
@@ -120,47 +124,55 @@ def epoch_batches(size: int, batch_size: int, steps: int, seed: int) -> list[lis
 
 
 def evaluate_before(finetuning: Finetuning, held_out: HeldOut) -> pd.DataFrame:
-    """Evaluate the arm `before`: the model without fine-tuning, at step 0 and learning rate 0."""
+    """Evaluate the arm `before`: the model without fine-tuning, after 0 of 0 steps at learning rate 0."""
     rows = _evaluate(finetuning, finetuning.fresh_model(), held_out)
-    return _frame(rows, arm="before", seed=finetuning.settings.seeds[0], learning_rate=0.0, step=0)
+    return _frame(rows, arm="before", seed=finetuning.settings.seeds[0], schedule=Schedule(0.0, 0), step=0)
 
 
 def evaluate_arm(finetuning: Finetuning, arm: str, examples: Examples, held_out: HeldOut) -> pd.DataFrame:
-    """Fine-tune on an arm's examples with each learning rate and each seed, and evaluate the checkpoints.
+    """Fine-tune on an arm's examples with each seed and each schedule of the grid, and evaluate the checkpoints.
+
+    Every number of steps is a training of its own, because the learning rate decays over all of them.
 
     Returns:
-        One row per seed, learning rate, step and split, with the columns `COLUMNS`.
+        One row per seed, learning rate, number of steps, checkpoint and split, with the columns `COLUMNS`. `steps`
+        is the length of the whole training, `step` that of the checkpoint.
     """
     settings = finetuning.settings
     return pd.concat(
         [
-            _frame(_evaluate(finetuning, model, held_out), arm, seed, rate, step)
+            _frame(_evaluate(finetuning, model, held_out), arm, seed, schedule, step)
             for seed in settings.seeds
-            for rate in settings.learning_rates
+            for schedule in map(Schedule._make, product(settings.learning_rates, settings.steps))
             for step, model in finetuning.checkpoints(
-                examples, rate, seed, f"fine-tune {arm} lr={rate:g} seed={seed}"
+                examples,
+                schedule,
+                seed,
+                f"fine-tune {arm} lr={schedule.learning_rate:g} steps={schedule.steps} seed={seed}",
             )
         ],
         ignore_index=True,
     )
 
 
-def chosen_learning_rate(arm_rows: pd.DataFrame) -> float:
-    """Return the learning rate of the arm's best checkpoint on the validation set.
+def chosen_schedule(arm_rows: pd.DataFrame) -> Schedule:
+    """Return the schedule of the arm's best checkpoint on the validation set.
 
-    In a run, only the first seed is trained at all learning rates. Rows of the others are at its choice and cannot
-    change it.
+    Checkpoints are compared by accuracy, then by loss. Of equal ones, the first row wins. In a run, only the first
+    seed is trained with all schedules. Rows of the others have its choice and cannot change it.
     """
-    return _validation_best_first(arm_rows)["learning_rate"].tolist()[0]
+    best = _validation_best_first(arm_rows)
+    return Schedule(best["learning_rate"].tolist()[0], best["steps"].tolist()[0])
 
 
 def accuracies_by_seed(arm_rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each seed's test accuracies at the chosen learning rate, in the order of the rows.
+    """Return each seed's test accuracies with the chosen schedule, in the order of the rows.
 
     Columns: `seed`; `accuracy`, of the checkpoint with the best validation accuracy (ties: the lowest validation
     loss), which is unbiased; `best_on_test`, of the checkpoint with the best test accuracy.
     """
-    rows = arm_rows.loc[arm_rows["learning_rate"] == chosen_learning_rate(arm_rows)]
+    learning_rate, steps = chosen_schedule(arm_rows)
+    rows = arm_rows.loc[(arm_rows["learning_rate"] == learning_rate) & (arm_rows["steps"] == steps)]
     test = rows.loc[rows["split"] == "test"]
     picked = _validation_best_first(rows).drop_duplicates("seed")[["seed", "step"]]
     best = test.groupby("seed", sort=False)["accuracy"].max().rename("best_on_test").reset_index()
@@ -170,13 +182,13 @@ def accuracies_by_seed(arm_rows: pd.DataFrame) -> pd.DataFrame:
 def summarise(frame: pd.DataFrame) -> dict[str, float]:
     """Compute the test accuracies of each arm from the rows of `finetune_eval`.
 
-    The arm `before` has only `accuracy_before`. Each other arm has, over the seeds at the chosen learning rate:
+    The arm `before` has only `accuracy_before`. Each other arm has, over the seeds with the chosen schedule:
         accuracy_ARM: mean test accuracy of the checkpoint with the best validation accuracy (ties: the lowest
             validation loss), which is unbiased.
         accuracy_ARM_std: its sample standard deviation; 0 for a single seed.
         accuracy_ARM_best_on_test, ..._std: the same for the checkpoint with the best test accuracy, which the
             paper reports.
-        learning_rate_ARM: the learning rate chosen on the validation set.
+        learning_rate_ARM, steps_ARM: the schedule chosen on the validation set.
     """
     figures = {}
     for arm, arm_rows in frame.groupby("arm", sort=False):
@@ -186,7 +198,8 @@ def summarise(frame: pd.DataFrame) -> dict[str, float]:
         accuracies = accuracies_by_seed(arm_rows)
         figures |= _mean_and_std(f"accuracy_{arm}", accuracies["accuracy"].tolist())
         figures |= _mean_and_std(f"accuracy_{arm}_best_on_test", accuracies["best_on_test"].tolist())
-        figures[f"learning_rate_{arm}"] = chosen_learning_rate(arm_rows)
+        schedule = chosen_schedule(arm_rows)
+        figures |= {f"learning_rate_{arm}": schedule.learning_rate, f"steps_{arm}": schedule.steps}
     return figures
 
 
@@ -209,8 +222,8 @@ def _evaluate(finetuning: Finetuning, language_model: LanguageModel, held_out: H
     return rows
 
 
-def _frame(rows: list[dict[str, Any]], arm: str, seed: int, learning_rate: float, step: int) -> pd.DataFrame:
-    run = {"arm": arm, "seed": seed, "learning_rate": learning_rate, "step": step}
+def _frame(rows: list[dict[str, Any]], arm: str, seed: int, schedule: Schedule, step: int) -> pd.DataFrame:
+    run = {"arm": arm, "seed": seed, **schedule._asdict(), "step": step}
     return pd.DataFrame([run | row for row in rows], columns=COLUMNS)
 
 

@@ -137,8 +137,8 @@ def stage_figures(record: StageRecord, recipe: Recipe) -> list[tuple[str, str]]:
         case "finetune_eval":
             before, *arms = accuracy_rows(figures, recipe)
             after = [
-                (f"accuracy on {arm}", f"{own} (best on test {best}, rate {rate})")
-                for arm, own, best, rate in arms
+                (f"accuracy on {arm}", f"{own} (best on test {best}, rate {rate}, {steps} steps)")
+                for arm, own, best, rate, steps in arms
             ]
             return [("accuracy before fine-tuning", before[1]), *after]
         case "mia_audit":
@@ -184,8 +184,8 @@ def stage_figures(record: StageRecord, recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def accuracy_rows(figures: Mapping[str, Any], recipe: Recipe) -> list[tuple[str, str, str, str]]:
-    """Return name, accuracy, accuracy of the checkpoint best on test, and learning rate of each arm.
+def accuracy_rows(figures: Mapping[str, Any], recipe: Recipe) -> list[tuple[str, str, str, str, str]]:
+    """Return name, accuracy, accuracy of the checkpoint best on test, learning rate and steps of each arm.
 
     The first row is the accuracy before fine-tuning. With several seeds, accuracies have a standard deviation.
 
@@ -194,13 +194,14 @@ def accuracy_rows(figures: Mapping[str, Any], recipe: Recipe) -> list[tuple[str,
     """
     arms = [name.removeprefix("learning_rate_") for name in figures if name.startswith("learning_rate_")]
     return [
-        ("nothing (before)", percent(figures["accuracy_before"]), "–", "–"),
+        ("nothing (before)", percent(figures["accuracy_before"]), "–", "–", "–"),
         *(
             (
                 f"{arm} texts",
                 _accuracy(figures, arm, recipe),
                 _accuracy(figures, f"{arm}_best_on_test", recipe),
                 f"{figures[f'learning_rate_{arm}']:g}",
+                number(figures[f"steps_{arm}"]),
             )
             for arm in sorted(arms, key=lambda arm: arm != "synthetic")
         ),

@@ -129,13 +129,13 @@ def confidence(texts: pd.DataFrame, names: list[str]) -> Figure:
 
 @styled
 def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
-    """Plot the test accuracy of each arm at its chosen learning rate, seeds and mean, and before fine-tuning.
+    """Plot the test accuracy of each arm with its chosen schedule, seeds and mean, and before fine-tuning.
 
     Args:
         rows, figures: of the stage `finetune_eval`.
 
     Raises:
-        KeyError: if an arm has no chosen learning rate among the figures.
+        KeyError: if an arm has no chosen learning rate or number of steps among the figures.
     """
     test = rows.loc[rows["split"] == "test"]
     before = float(figures["accuracy_before"])
@@ -145,7 +145,11 @@ def accuracy_by_step(rows: pd.DataFrame, figures: Mapping[str, Any]) -> Figure:
     others = iter(OTHER_STYLES * len(arms))
     for arm in arms:
         colour, line = ARM_STYLES.get(arm) or next(others)
-        of_arm = test.loc[(test["arm"] == arm) & (test["learning_rate"] == figures[f"learning_rate_{arm}"])]
+        of_arm = test.loc[
+            (test["arm"] == arm)
+            & (test["learning_rate"] == figures[f"learning_rate_{arm}"])
+            & (test["steps"] == figures[f"steps_{arm}"])
+        ]
         mean = of_arm.groupby("step")["accuracy"].mean()
         if of_arm["seed"].nunique() > 1:
             axes.plot(of_arm["step"], of_arm["accuracy"], "o", color=colour, alpha=0.5, markeredgewidth=0)

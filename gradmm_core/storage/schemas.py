@@ -38,6 +38,7 @@ _EVALUATION = [
     ("arm", pa.string()),
     ("seed", pa.int64()),
     ("learning_rate", pa.float64()),
+    ("steps", pa.int64()),
     ("step", pa.int64()),
     ("split", pa.string()),
     ("accuracy", pa.float64()),
@@ -61,6 +62,7 @@ _ARM = [
     ("texts", pa.float64()),
     ("seeds", pa.int64()),
     ("learning_rate", pa.float64()),
+    ("steps", pa.int64()),
     ("accuracy", pa.float64()),
     ("accuracy_half_width", pa.float64()),
     ("best_on_test", pa.float64()),
@@ -159,8 +161,9 @@ SCHEMAS: dict[str, pa.Schema] = {
             *_READING,
         ]
     ),
-    # One row per arm and size: means over seeds, half-widths of their intervals, and our lead over the arm.
-    "compare": pa.schema([*_ARM, *_READING, *_LEAD]),
+    # One row per arm and size: means over seeds, half-widths of their intervals, and our lead over the arm. `way`
+    # is the share of the way from the model before fine-tuning to all train rows.
+    "compare": pa.schema([*_ARM, ("way", pa.float64()), *_READING, *_LEAD]),
     # `size` is the number of real rows.
     "scarce": pa.schema([*_ARM, *_LEAD]),
     "transfer": pa.schema([*_ARM, *_LEAD, ("model", pa.string())]),
@@ -190,6 +193,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("real_rows", pa.int64()),
             ("seed", pa.int64()),
             ("learning_rate", pa.float64()),
+            ("steps", pa.int64()),
             ("step", pa.int64()),
             ("part", pa.string()),
             *(

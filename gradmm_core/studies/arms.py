@@ -7,11 +7,12 @@ serves all sizes. The order of the texts is
     zero-shot, few-shot  as written; only the label filter selects (of two near duplicates, the better match stays)
     herding, k-center    as selected
     random, real-1k      a random draw for each seed
+    all rows             all train rows, the ceiling
 """
 
 from __future__ import annotations
 
-from gradmm.evaluation.arm import Arm
+from gradmm.evaluation.arm import ALL_ROWS, Arm
 
 #: Default sizes of `compare`: texts in all classes together, as in the paper.
 SIZES = (5, 10, 20, 50, 100)
@@ -44,6 +45,7 @@ ARMS = {
         Arm("k-center", "coreset"),
         Arm("random", "train"),
         Arm("real-1k", "train"),
+        Arm(ALL_ROWS, "train"),
         Arm(PRODUCT, "synthetic"),
     )
 }

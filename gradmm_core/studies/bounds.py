@@ -9,7 +9,7 @@ from gradmm.studies.compare import seed_figures
 #: Relative tolerance of a bound: gradients are float32, and both sides may be the same number.
 ROUNDING = 1e-5
 
-RUN = ["arm", "seed", "learning_rate"]
+RUN = ["arm", "seed", "learning_rate", "steps"]
 
 #: Columns of the stage `bounds` that have a mean and the half width of an interval.
 MEASURES = (
@@ -37,7 +37,7 @@ def bounds_of_runs(path: pd.DataFrame) -> pd.DataFrame:
         path: rows of `gradient_path`, of any number of runs.
 
     Returns:
-        Columns `arm`, `seed`, `learning_rate`, `step`, `MEASURES`, and `HELD` as truth values:
+        Columns `RUN`, `step`, `MEASURES`, and `HELD` as truth values:
             start_gap: e_0                      gap, gap_bound: e_t and e_0 + b D_t
             drift: D_t                          loss_difference: |(L(th_t) - L(th_0)) - (S(th_t) - S(th_0))|
             *_smoothness: of L, S and L - S     loss_bound: e_0 D_t + b D_t^2 / 2

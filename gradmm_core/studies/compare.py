@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_learning_rate
+from gradmm.evaluation.arm import ALL_ROWS
+from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_schedule
 from gradmm.metrics.intervals import mean_over_seeds, paired_difference
 from gradmm.studies.arms import PRODUCT
 
@@ -26,15 +27,21 @@ MEASURES = {
     "nearest_distance": ("nearest real text", 2),
 }
 
+#: A smaller gap between the ceiling and the model before fine-tuning vanishes in the rounding of the tables.
+MIN_GAP = 0.0005
+
 #: Columns of `lead_figures`.
 LEAD = ("difference", "difference_half_width", "verdict")
 
 
 def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Tabulate one row per arm and size, in the order of `evaluations`, with the columns of the stage `compare`.
+    """Tabulate one row per arm and size, in the order of `evaluations`.
+
+    The columns are those of the stage `compare` without `way`; see `with_way`.
 
     `difference` is the product's accuracy minus the arm's, each of the checkpoint chosen on validation. An arm at
-    a size that the product does not have (`before`, `real-1k`) is compared with the product's largest size.
+    a size that the product does not have (`before`, `real-1k`, `all rows`) is compared with the product's largest
+    size.
 
     Args:
         evaluations: rows of `arm_eval`, of all arms, sizes and seeds.
@@ -58,7 +65,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
             "size": size,
             "texts": rows.drop_duplicates("seed")["texts"].mean(),
             "seeds": len(values),
-            "learning_rate": chosen_learning_rate(rows),
+            **chosen_schedule(rows)._asdict(),
         }
         for figure in ("accuracy", "best_on_test"):
             row |= seed_figures(figure, values[figure].tolist())
@@ -71,6 +78,23 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
         lead = lead_figures(product.tolist(), accuracies.loc[product.index].tolist())
         table.append(row | {"against_size": against} | (dict.fromkeys(LEAD) if arm == PRODUCT else lead))
     return pd.DataFrame(table)
+
+
+def with_way(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `way`: the share of the way from the model before fine-tuning to the ceiling, all train rows.
+
+        way = (accuracy - accuracy before) / (accuracy of all rows - accuracy before)
+
+    It is null without either arm, and where the ceiling does not exceed the model by more than `MIN_GAP`.
+
+    Args:
+        table: result of `compare_arms`.
+    """
+    accuracy = table["accuracy"].astype(float)
+    before, ceiling = (accuracy[table["arm"] == arm].mean() for arm in ("before", ALL_ROWS))
+    if not ceiling - before > MIN_GAP:  # also if one is NaN
+        return table.assign(way=np.nan)
+    return table.assign(way=(accuracy - before) / (ceiling - before))
 
 
 def seed_figures(name: str, values: Sequence[float]) -> dict[str, float | None]:

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from gradmm.data.examples import Examples
 from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.schedule import Schedule
 from gradmm.gradients.mean_gradient import (
     MeanGradient,
     distance,
@@ -58,27 +59,28 @@ GradientOf = Callable[[LanguageModel], MeanGradient]
 
 
 def gradient_path(
-    finetuning: Finetuning, arm: str, examples: Examples, real: Examples, learning_rate: float, seed: int
+    finetuning: Finetuning, arm: str, examples: Examples, real: Examples, schedule: Schedule, seed: int
 ) -> pd.DataFrame:
     """Fine-tune on an arm's texts, and measure gradients of these and of real texts at step 0 and each checkpoint.
 
     Memory: at most three copies of the parameters and six gradients, in addition to the training.
 
     Returns:
-        One row per step and part ("head", "all"): `arm`, `seed`, `learning_rate`, and the columns of `path_rows`.
+        One row per step and part ("head", "all"): `arm`, `seed`, `learning_rate`, `steps`, and the columns of
+        `path_rows`.
 
     Raises:
         InputError: if there are no examples.
     """
     description = f"gradients along fine-tuning on {arm}, seed={seed}"
-    checkpoints = finetuning.checkpoints(examples, learning_rate, seed, description)
+    checkpoints = finetuning.checkpoints(examples, schedule, seed, description)
     frame = path_rows(
         finetuning.fresh_model(),
         checkpoints,
         lambda model: mean_gradient(model, finetuning.template, real),
         lambda model: mean_gradient(model, finetuning.template, examples),
     )
-    run = pd.DataFrame({"arm": arm, "seed": seed, "learning_rate": learning_rate}, index=frame.index)
+    run = pd.DataFrame({"arm": arm, "seed": seed, **schedule._asdict()}, index=frame.index)
     return pd.concat([run, frame], axis=1)
 
 

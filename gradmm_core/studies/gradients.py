@@ -18,7 +18,7 @@ def gradients_over_seeds(path: pd.DataFrame) -> pd.DataFrame:
     nearer to the real gradient. It is null for the product itself, and where a run of either has diverged.
 
     Args:
-        path: rows of `gradient_path` of all arms and seeds, at one learning rate.
+        path: rows of `gradient_path` of all arms and seeds, with one schedule.
     """
     table = []
     by_seed = {key: runs.set_index("seed") for key, runs in path.groupby(["arm", "step", "part"], sort=False)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from gradmm.evaluation.arm import ALL_ROWS
 from gradmm.metrics.intervals import CONFIDENCE, MIN_SEEDS, SeedMean
 from gradmm.outputs.markdown import markdown_table
 from gradmm.studies.arms import PRODUCT
@@ -107,18 +108,21 @@ def _protocol(record: StudyRecord) -> str:
     settings, test_rows = record.recipe.finetune_eval, record.data["test"]["rows"]
     if record.study == "distribution":
         return f"No fine-tuning. {test_rows:,} test rows."
-    training = f"Fine-tuning: {settings.steps} steps with batches of {settings.batch_size}"
+    training = f"Fine-tuning with batches of {settings.batch_size}"
     if record.study in ("gradients", "bounds"):
         figures = record.stage("gradient_path").figures
         return (
-            f"{training}, learning rate {figures['learning_rate']:g} for every arm. {figures['real_rows']:,} "
+            f"{training}: {figures['steps']:,} steps, learning rate {figures['learning_rate']:g} for every arm. "
+            f"{figures['real_rows']:,} "
             "random train rows represent the real data, as evenly over the classes as possible, the same for all "
             "arms and seeds; the intervals do not include their draw."
         )
     rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
+    steps = ", ".join(f"{steps:,}" for steps in settings.steps)
     rows = min(test_rows, settings.max_test_rows or math.inf)
     return (
-        f"{training}; the first seed chooses the learning rate on validation, from {rates}. {rows:,} test rows, "
+        f"{training}. For each arm and size, the first seed chooses the learning rate (from {rates}) and the "
+        f"number of steps (from {steps}) on validation; the other seeds use its choice. {rows:,} test rows, "
         "the same for every arm; the intervals do not include their draw, which moves every accuracy with a "
         f"standard error of up to {0.5 / math.sqrt(rows):.3f}."
     )
@@ -128,10 +132,10 @@ def _protocol(record: StudyRecord) -> str:
 
 
 def comparison_tables(table: pd.DataFrame, by: str = "texts") -> list[str]:
-    """Tables of accuracy, of the product's lead, and of the quality of the texts.
+    """Tables of accuracy, of the way to the ceiling, of the product's lead, and of the quality of the texts.
 
     Args:
-        table: rows of the stage `compare`.
+        table: rows of the stage `compare`, or of `scarce`, which lack `way`.
         by: the unit of `size`.
     """
     sizes = table.loc[table["arm"] == PRODUCT, "size"]
@@ -141,9 +145,33 @@ def comparison_tables(table: pd.DataFrame, by: str = "texts") -> list[str]:
         CHECKPOINTS,
         _bullets(f"{_name(row)}: {_accuracy(row)}" for row in _rows(alone)),
         _grid(at_sizes, "size", _accuracy),
+        "Learning rate and number of steps, as chosen by the first seed:",
+        _bullets(f"{_name(row)}: {_schedule(row)}" for row in _rows(alone[alone["steps"] > 0])),
+        _grid(at_sizes, "size", _schedule),
+        *_way_tables(at_sizes, alone),
         *_lead_tables(at_sizes.dropna(subset=["verdict"]), alone, by),
         *_quality(at_sizes[at_sizes["size"] == sizes.max()]),
     ]
+
+
+def _way_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
+    table = pd.concat([at_sizes, alone])
+    if "way" not in table or ALL_ROWS not in set(table["arm"]) or "before" not in set(table["arm"]):
+        return []
+    heading = f"## Share of the way to {ALL_ROWS}"
+    if table["way"].isna().all():
+        return [heading, f"None: fine-tuning on {ALL_ROWS} does not exceed the model before fine-tuning."]
+    return [
+        heading,
+        "(accuracy - accuracy before fine-tuning) / (accuracy of all train rows - accuracy before fine-tuning), "
+        "from the mean accuracies of the checkpoints chosen on validation.",
+        _bullets(f"{_name(row)}: {_way(row)}" for row in _rows(alone)),
+        _grid(at_sizes, "size", _way),
+    ]
+
+
+def _way(row: Row) -> str:
+    return "" if pd.isna(row["way"]) else f"{round(row['way'], 2) + 0:.0%}"  # + 0 turns -0.0 into 0.0
 
 
 def _lead_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame, by: str) -> list[str]:
@@ -210,12 +238,13 @@ def _epsilon(table: pd.DataFrame) -> list[str]:
 
 
 def _arms(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]]) -> str:
-    """One line per arm: accuracy, the product's lead, and further columns."""
+    """One line per arm: accuracy, the product's lead, the chosen schedule, and further columns."""
     return _table(
         {
             "arm": row["arm"],
             "accuracy (best on test)": _accuracy(row),
             f"lead of {PRODUCT}": "" if pd.isna(row["verdict"]) else _lead(row),
+            "learning rate, steps": _schedule(row) if row["steps"] else "",
         }
         | _cells(row, columns)
         for row in _rows(table)
@@ -231,6 +260,10 @@ def _accuracy(row: Row) -> str:
         return _mean(row, "accuracy")
     short = f", {row['texts']:,.0f} texts" if row["texts"] < row["size"] else ""
     return f"{_mean(row, 'accuracy')} ({_mean(row, 'best_on_test')}){short}"
+
+
+def _schedule(row: Row) -> str:
+    return f"{row['learning_rate']:g}, {row['steps']:,}"
 
 
 # ------------------------------------------------------------------------------------- Distances and gradients

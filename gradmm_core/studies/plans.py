@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
+from gradmm.evaluation.schedule import Schedule
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.studies.arm_recipes import few_shot, with_epsilon
 from gradmm.studies.arms import ARMS, SIZES
@@ -83,12 +84,12 @@ def check_models(recipe: Recipe, models: Sequence[str]) -> None:
             raise InputError(f"{name} is repeated (the recipe's model is always included)", "models", "remove it")
 
 
-def check_path(recipe: Recipe, arms: Sequence[str], learning_rate: float, real_rows: int) -> None:
+def check_path(recipe: Recipe, arms: Sequence[str], learning_rate: float, steps: int, real_rows: int) -> None:
     """Check the arguments of a study along fine-tuning.
 
     Raises:
         InputError: for an arm that cannot have as many texts as the product, a learning rate that is not positive
-            and finite, and a number of real rows that leaves a class empty.
+            and finite, no steps, and a number of real rows that leaves a class empty.
     """
     size = all_texts(recipe)
     check_plan(recipe, [size], arms)
@@ -98,14 +99,20 @@ def check_path(recipe: Recipe, arms: Sequence[str], learning_rate: float, real_r
             raise InputError(f"{name} cannot have {size} texts", "arms", f"choose from {', '.join(fitting)}")
     if not (learning_rate > 0 and math.isfinite(learning_rate)):
         raise InputError(f"{learning_rate:g} is not a learning rate", "learning_rate", "give a positive number")
+    if steps < 1:
+        raise InputError(f"{steps} is not a number of steps", "steps", "give a positive number")
     classes = len(recipe.classes)
     if real_rows < classes:
         raise InputError(f"{real_rows} leaves a class empty", "real_rows", f"ask for at least {classes}")
 
 
-def middle_rate(recipe: Recipe) -> float:
-    """Return the median of the recipe's learning rates (the lower of two), for all arms of a path study."""
-    return statistics.median_low(recipe.finetune_eval.learning_rates)
+def middle_schedule(recipe: Recipe) -> Schedule:
+    """Return the medians (the lower of two) of the recipe's learning rates and numbers of steps.
+
+    All arms of a path study share them.
+    """
+    settings = recipe.finetune_eval
+    return Schedule(statistics.median_low(settings.learning_rates), statistics.median_low(settings.steps))
 
 
 def all_texts(recipe: Recipe) -> int:

@@ -17,9 +17,9 @@ RUN_STAGES = {
     "loss_selection": 5,
     "category_balance": 3,
     "labelling": 1,
-    "arm_eval": 2,
-    "finetune_eval": 2,
-    "mia_audit": 2,
+    "arm_eval": 3,
+    "finetune_eval": 3,
+    "mia_audit": 3,
     "memorisation": 1,
 }
 
@@ -27,13 +27,13 @@ RUN_STAGES = {
 STUDY_STAGES = {
     "coresets": 1,
     "arm_measures": 2,
-    "compare": 1,
-    "scarce": 1,
-    "transfer": 1,
-    "ablate": 1,
-    "epsilon": 2,
+    "compare": 2,
+    "scarce": 2,
+    "transfer": 2,
+    "ablate": 2,
+    "epsilon": 3,
     "distribution": 1,
-    "gradient_path": 2,
+    "gradient_path": 3,
     "gradients": 1,
     "bounds": 1,
 }

@@ -19,6 +19,7 @@ from gradmm.deployments.cli.history import past_runs
 from gradmm.deployments.cli.main import main
 from gradmm.errors import BudgetExhausted
 from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.schedule import Schedule
 from gradmm.flows.distil import distil
 from gradmm.flows.studies.flows import compare
 from gradmm.outputs.record import StageRecord
@@ -32,7 +33,7 @@ from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 SIZES, SEEDS = (2, 5), (0, 1, 2)
 
 #: Arms with sizes.
-EVALUATED = [name for name in ARMS if name not in ("before", "real-1k")]
+EVALUATED = [name for name in ARMS if name not in ("before", "real-1k", "all rows")]
 
 #: Public examples for few-shot; the label filter itself stays off.
 EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label": 0}]
@@ -42,7 +43,7 @@ EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label
 def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
     return tiny_recipe(
         label_filter={"exemplars": EXEMPLARS},
-        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": 2, "evaluate_every": 1},
+        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": [1, 2], "evaluate_every": 1},
     )
 
 
@@ -81,7 +82,7 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     record = compare(recipe, root, SIZES)
     assert not executed(record)
     table = record.table.read()
-    expected = [(name, size) for name, arm in ARMS.items() for size in arm.sizes(SIZES)]
+    expected = [(name, size) for name, arm in ARMS.items() for size in arm.sizes(SIZES, 40)]
     assert [*zip(table["arm"], table["size"], strict=True)] == expected
     assert (record.arms, record.sizes, record.seeds) == (tuple(ARMS), SIZES, SEEDS)
     assert record.commit
@@ -92,20 +93,30 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert first.run_id == record.run_id
     assert second.run_id.endswith("-tiny-compare")
     assert first.report.name == "tables.md"
-    # Seven arms of two sizes with three seeds, real-1k with three, and the model before.
-    assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 3 + 1
+    # Seven arms of two sizes with three seeds, real-1k and all rows with three, and the model before.
+    assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 2 * 3 + 1
+    ends = table.set_index("arm").loc[["before", "all rows"]]
+    assert ends[["size", "texts"]].to_numpy().tolist() == [[0, 0], [40, 40]]
+    before, ceiling = ends["accuracy"]
+    if ceiling > before:
+        assert table["way"].tolist() == pytest.approx(((table["accuracy"] - before) / (ceiling - before)).tolist())
+    else:
+        assert table["way"].isna().all()
 
 
 def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:
     record = compare(recipe, root, SIZES)
     rows = pd.concat([stage.read() for stage in stages(record, "arm_eval")])
-    searched = rows.groupby(["arm", "size", "seed"])["learning_rate"].nunique().unstack("seed")
-    assert (searched.drop(index="before")[0] == 2).all()  # tried by the first seed for all
+    rows["schedule"] = [*zip(rows["learning_rate"], rows["steps"], strict=True)]
+    searched = rows.groupby(["arm", "size", "seed"])["schedule"].nunique().unstack("seed")
+    assert (searched.drop(index="before")[0] == 4).all()  # tried by the first seed for all
     assert (searched.drop(index="before")[[1, 2]] == 1).all(axis=None)
     table = record.table.read().set_index(["arm", "size"])
     for _, own in rows.groupby(["arm", "size"]):
         arm, size = own[["arm", "size"]].iloc[0]
-        assert own.loc[own["seed"] > 0, "learning_rate"].isin([table.loc[(arm, size), "learning_rate"]]).all()
+        chosen = tuple(table.loc[(arm, size), ["learning_rate", "steps"]])
+        assert set(own.loc[own["seed"] > 0, "schedule"]) <= {chosen}
+        assert chosen in set(own["schedule"])
         accuracies = own.loc[own["split"] == "test", "accuracy"]
         assert accuracies.min() <= table.loc[(arm, size), "accuracy"] <= accuracies.max()
         assert table.loc[(arm, size), "texts"] == own.drop_duplicates("seed")["texts"].mean()
@@ -154,7 +165,7 @@ def test_another_seed_or_size_runs_only_what_is_new(
     record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
     assert "real-1k has 960 texts fewer than 1000" in caplog.text
     texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance", "labelling"), 4)
-    assert executed(record) == {"arm_eval": 7 * 2 + 1, "arm_measures": 8, "compare": 1} | texts
+    assert executed(record) == {"arm_eval": 7 * 2 + 2, "arm_measures": 8, "compare": 1} | texts
     record = compare(recipe, root, (*SIZES, 4))
     assert executed(record) == {"arm_eval": 7 * 3, "arm_measures": 7, "compare": 1}
 
@@ -165,17 +176,17 @@ def test_a_stopped_comparison_resumes_where_it_was(
     arms, began = ("random", "zero-shot"), []
     whole = Finetuning.checkpoints
 
-    def stopped(self: Finetuning, examples: Examples, learning_rate: float, seed: int, description: str):
+    def stopped(self: Finetuning, examples: Examples, schedule: Schedule, seed: int, description: str):
         began.append(description)
-        if len(began) == 7:
+        if len(began) == 13:
             raise KeyboardInterrupt
-        return whole(self, examples, learning_rate, seed, description)
+        return whole(self, examples, schedule, seed, description)
 
     monkeypatch.setattr(Finetuning, "checkpoints", stopped)
     with pytest.raises(KeyboardInterrupt):
         compare(recipe, tmp_path, (2,), arms)
     monkeypatch.undo()
-    # Each arm finished its first seed, two trainings for two rates. The next training was stopped.
+    # Each arm finished its first seed: four trainings, for two rates and two numbers of steps.
     finished = len(list(tmp_path.glob("stages/arm_eval/*.parquet")))
     assert finished == 3
     assert not list(tmp_path.glob("runs/*"))
@@ -247,6 +258,8 @@ def test_arms_of_real_rows_take_rows_of_the_train_split(root: Path, recipe: Reci
     assert set(drawn[0].texts) <= set(train.texts)
     assert set(texts("random", 2, 0).texts) < set(drawn[0].texts)
     assert Counter(texts("real-1k", 1000, 0).labels) == Counter(train.labels)
+    everything = ArmTexts(context, ARMS["all rows"], None, reference).of(Counter(train.labels), 0)
+    assert sorted(everything.texts) == sorted(train.texts)
 
 
 def test_the_command_prints_the_table_and_refuses_bad_arguments(

@@ -19,7 +19,7 @@ import torch
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.data.splits import load_splits
-from gradmm.evaluation.finetune_eval import Finetuning, chosen_learning_rate, evaluate_arm
+from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluate_arm
 from gradmm.flows.distil import distil
 from gradmm.flows.pipeline import prompt_template_of
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
@@ -168,7 +168,7 @@ def test_changing_a_filter_runs_it_and_what_follows_it(
 def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
     root: Path, tiny_recipe: Callable[..., Recipe]
 ) -> None:
-    settings = {"seeds": [7, 8], "learning_rates": [1e-6, 3e-3], "max_test_rows": 10}
+    settings = {"seeds": [7, 8], "learning_rates": [1e-6, 3e-3], "steps": [3, 4], "max_test_rows": 10}
     recipe = tiny_recipe(finetune_eval=settings)
     before = set(root.glob("stages/arm_eval/*"))
     record = run(recipe, root)
@@ -200,11 +200,11 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
         ("real", lambda seed: train.sample_classes(counts, seed)),
     ):
         rows = frame[frame["arm"] == arm]
-        rate = chosen_learning_rate(rows)
-        runs = rows[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
-        assert runs == [[7, 1e-6], [7, 3e-3], [8, rate]]
-        for seed, rates in ((7, (1e-6, 3e-3)), (8, (rate,))):
-            update = {"seeds": (seed,), "learning_rates": rates}
+        rate, steps = chosen_schedule(rows)
+        runs = rows[["seed", "learning_rate", "steps"]].drop_duplicates().to_numpy().tolist()
+        assert runs == [[7, 1e-6, 3], [7, 1e-6, 4], [7, 3e-3, 3], [7, 3e-3, 4], [8, rate, steps]]
+        for seed, rates, numbers in ((7, (1e-6, 3e-3), (3, 4)), (8, (rate,), (steps,))):
+            update = {"seeds": (seed,), "learning_rates": rates, "steps": numbers}
             one = replace(trainer, settings=recipe.finetune_eval.model_copy(update=update))
             expected = evaluate_arm(one, arm, draw(seed), held_out)
             pd.testing.assert_frame_equal(rows[rows["seed"] == seed].reset_index(drop=True), expected)

@@ -27,7 +27,7 @@ ARMS, SEEDS, STEPS = ["zero-shot", "random", PRODUCT], [0, 1, 2], [0, 2, 4]
 
 @pytest.fixture
 def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
-    return tiny_recipe(finetune_eval={"seeds": SEEDS, "learning_rates": [1e-3, 1e-4]})
+    return tiny_recipe(finetune_eval={"seeds": SEEDS, "learning_rates": [1e-3, 1e-4], "steps": [4, 3]})
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +41,18 @@ def executed(record: StudyRecord) -> Counter[str]:
 
 
 def test_gradients_are_measured_once_for_both_studies(recipe: Recipe, root: Path) -> None:
-    record = gradients(recipe, 1e-3, 12, root)
+    record = gradients(recipe, 1e-3, 4, 12, root)
     assert executed(record)["gradient_path"] == len(ARMS) * len(SEEDS)
-    assert not executed(gradients(recipe, 1e-3, 12, root))
-    bounded = bounds(recipe, 1e-3, 12, root)
+    assert not executed(gradients(recipe, 1e-3, 4, 12, root))
+    bounded = bounds(recipe, 1e-3, 4, 12, root)
     assert executed(bounded) == {"bounds": 1}
     paths = [stage.read() for stage in record.stages if stage.stage == "gradient_path"]
     rows = pd.concat(paths, ignore_index=True)
     runs = rows[["arm", "seed"]].drop_duplicates().to_numpy().tolist()
     assert runs == [[arm, seed] for arm in ARMS for seed in SEEDS]
     assert all(each["step"].unique().tolist() == STEPS for each in paths)
-    constant = rows[["learning_rate", "real_rows", "size"]].drop_duplicates()
-    assert constant.to_numpy().tolist() == [[1e-3, 12, 6]]
+    constant = rows[["learning_rate", "steps", "real_rows", "size"]].drop_duplicates()
+    assert constant.to_numpy().tolist() == [[1e-3, 4, 12, 6]]
     start = rows[rows["step"] == 0]
     assert start["real_loss"].nunique() == 1  # the same rows for all
     assert start.loc[start["arm"] == PRODUCT, "error"].nunique() == 6  # two parts, and a generation for each seed
@@ -69,17 +69,17 @@ def test_gradients_are_measured_once_for_both_studies(recipe: Recipe, root: Path
         }  # fmt: skip
         page = (folder / "tables.md").read_text()
         assert line in page
-        assert "learning rate 0.001 for every arm" in page
+        assert "4 steps, learning rate 0.001 for every arm" in page
         assert "12 random train rows" in page
         assert "nan" not in page
 
 
-def test_test_rows_and_other_learning_rates_do_not_change_a_path(recipe: Recipe, root: Path) -> None:
-    other = {"max_test_rows": 3, "learning_rates": (1e-2,), "seeds": (0,)}
+def test_test_rows_and_other_schedules_do_not_change_a_path(recipe: Recipe, root: Path) -> None:
+    other = {"max_test_rows": 3, "learning_rates": (1e-2,), "steps": (7,), "seeds": (0,)}
     settings = recipe.finetune_eval.model_copy(update=other)
     recipe = recipe.model_copy(update={"finetune_eval": settings})
-    assert executed(gradients(recipe, 1e-3, 12, root, ("random",))) == {"gradients": 1}
-    assert executed(gradients(recipe, 1e-3, 13, root, ("random",))) == {"gradient_path": 2, "gradients": 1}
+    assert executed(gradients(recipe, 1e-3, 4, 12, root, ("random",))) == {"gradients": 1}
+    assert executed(gradients(recipe, 1e-3, 4, 13, root, ("random",))) == {"gradient_path": 2, "gradients": 1}
 
 
 def test_real_rows_are_balanced_and_differ_from_draws_of_the_arm_random(recipe: Recipe, tmp_path: Path) -> None:
@@ -104,18 +104,21 @@ def test_the_commands_print_tables_and_refuse_bad_arguments(
         out, err = capfd.readouterr()
         return status, out, err
 
-    status, out, _ = run("bounds", "--real-rows", "12", "--learning-rate", "1e-3", "--arms", "random")
+    status, out, _ = run(
+        "bounds", "--real-rows", "12", "--learning-rate", "1e-3", "--steps", "4", "--arms", "random"
+    )
     assert status == 0
     assert "| random | 4 |" in out
     status, out, _ = run("gradients", "--real-rows", "12", "--arms", "random", "--seeds", "0")
     assert status == 0
-    assert "learning rate 0.0001 for every arm" in out  # the lower of two
+    assert "3 steps, learning rate 0.0001 for every arm" in out  # the lower of two
     assert "too few seeds" in out
     for arguments, line in (
         (["--arms", "before"], "--arms: before cannot have 6 texts; choose from zero-shot"),
         (["--arms", "nothing"], "--arms: no arm 'nothing'"),
         (["--learning-rate", "0"], "--learning-rate: 0 is not a learning rate"),
         (["--learning-rate", "nan"], "--learning-rate: nan is not a learning rate"),
+        (["--steps", "0"], "--steps: 0 is not a number of steps"),
         (["--real-rows", "1"], "--real-rows: 1 leaves a class empty; ask for at least 2"),
     ):
         status, _, err = run("gradients", *arguments)

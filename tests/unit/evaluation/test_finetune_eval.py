@@ -21,12 +21,14 @@ from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import (
     COLUMNS,
     Finetuning,
-    chosen_learning_rate,
+    accuracies_by_seed,
+    chosen_schedule,
     epoch_batches,
     evaluate_arm,
     evaluate_before,
     summarise,
 )
+from gradmm.evaluation.schedule import Schedule
 from gradmm.lm.language_model import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
@@ -57,7 +59,7 @@ def test_training_is_adam_with_linear_decay_to_zero_on_the_mean_response_loss(
 ) -> None:
     """The plain loop: rows one by one through the whole model, unfused Adam, a manually set learning rate."""
     prompt_template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: verbaliser}, max_text_tokens=64)
-    finetuning = finetuning_of(tiny_model, prompt_template, steps=6, batch_size=11)
+    finetuning = finetuning_of(tiny_model, prompt_template, batch_size=11)
     examples = separable(14)
     plain = finetuning.fresh_model().model
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.0)
@@ -74,7 +76,7 @@ def test_training_is_adam_with_linear_decay_to_zero_on_the_mean_response_loss(
         optimizer.step()
 
     before = parameters_of(finetuning.fresh_model())
-    tuned = parameters_of(finetuning.finetune(examples, 2e-3, seed=3))
+    tuned = parameters_of(finetuning.finetune(examples, Schedule(2e-3, 6), seed=3))
     for name, parameter in plain.named_parameters():
         if name.endswith("k_proj.bias"):
             continue  # attention hardly depends on it, and Adam turns its rounding errors into full steps
@@ -107,19 +109,17 @@ def test_the_seed_determines_the_batches() -> None:
 
 
 @pytest.mark.parametrize("family", ["phi", "gpt2"])  # GPT-2's configuration has dropout
-def test_a_run_depends_only_on_texts_learning_rate_and_seed(
+def test_a_run_depends_only_on_texts_schedule_and_seed(
     tokenizer, prompt_template: PromptTemplate, tmp_path: Path, family: str
 ) -> None:
     tiny_language_model(tokenizer, family, dtype=torch.float32).model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    finetuning = finetuning_of(
-        resolve_model(ModelSettings(name=str(tmp_path))), prompt_template, steps=3, batch_size=4
-    )
+    finetuning = finetuning_of(resolve_model(ModelSettings(name=str(tmp_path))), prompt_template, batch_size=4)
     runs = []
     for global_seed, seed in ((1, 0), (2, 0), (1, 5)):
         with torch.random.fork_rng():
             torch.manual_seed(global_seed)
-            runs.append(parameters_of(finetuning.finetune(separable(10), 1e-3, seed)))
+            runs.append(parameters_of(finetuning.finetune(separable(10), Schedule(1e-3, 3), seed)))
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
     assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
 
@@ -127,10 +127,10 @@ def test_a_run_depends_only_on_texts_learning_rate_and_seed(
 def test_fine_tuning_touches_neither_the_shared_model_nor_the_files(
     tiny_model: ModelReference, prompt_template: PromptTemplate
 ) -> None:
-    finetuning = finetuning_of(tiny_model, prompt_template, steps=3, batch_size=4)
+    finetuning = finetuning_of(tiny_model, prompt_template, batch_size=4)
     shared = load_language_model(tiny_model, "cpu")
     before = parameters_of(shared)
-    tuned = finetuning.finetune(separable(10), 1e-2, 0)
+    tuned = finetuning.finetune(separable(10), Schedule(1e-2, 3), 0)
     for other in (shared, finetuning.fresh_model()):
         assert all(torch.equal(before[name], now) for name, now in parameters_of(other).items())
     assert resolve_model(ModelSettings(name=tiny_model.name)) == tiny_model
@@ -140,7 +140,7 @@ def test_fine_tuning_touches_neither_the_shared_model_nor_the_files(
 def test_the_fine_tuned_model_is_frozen_and_its_head_is_the_trained_one(
     tiny_model: ModelReference, prompt_template: PromptTemplate
 ) -> None:
-    tuned = finetuning_of(tiny_model, prompt_template, steps=3, batch_size=4).finetune(separable(10), 1e-2, 0)
+    tuned = finetuning_of(tiny_model, prompt_template, batch_size=4).finetune(separable(10), Schedule(1e-2, 3), 0)
     assert not any(parameter.requires_grad for parameter in tuned.model.parameters())
     ids = torch.tensor([[5, 6, 7]])
     logits = tuned.logits(tuned.augment(tuned.hidden_states(input_ids=ids)))
@@ -151,7 +151,7 @@ def test_models_in_half_precision_are_trained_in_float32(
     tiny_model: ModelReference, prompt_template: PromptTemplate
 ) -> None:
     half = tiny_model.model_copy(update={"dtype": "bfloat16"})
-    tuned = finetuning_of(half, prompt_template, steps=1).finetune(separable(4), 1e-3, 0)
+    tuned = finetuning_of(half, prompt_template).finetune(separable(4), Schedule(1e-3, 1), 0)
     assert {parameter.dtype for parameter in tuned.model.parameters()} == {torch.float32}
 
 
@@ -159,14 +159,14 @@ def test_models_in_half_precision_are_trained_in_float32(
 def test_checkpoints_come_at_intervals_and_at_the_end(
     tiny_model: ModelReference, prompt_template: PromptTemplate, steps: int, every: int, expected: list[int]
 ) -> None:
-    finetuning = finetuning_of(tiny_model, prompt_template, steps=steps, evaluate_every=every, batch_size=2)
-    taken = [step for step, _ in finetuning.checkpoints(separable(4), 1e-3, 0, "test")]
+    finetuning = finetuning_of(tiny_model, prompt_template, evaluate_every=every, batch_size=2)
+    taken = [step for step, _ in finetuning.checkpoints(separable(4), Schedule(1e-3, steps), 0, "test")]
     assert taken == expected
 
 
 def test_no_texts_are_refused(tiny_model: ModelReference, prompt_template: PromptTemplate) -> None:
     with pytest.raises(InputError, match="no texts"):
-        finetuning_of(tiny_model, prompt_template).finetune(Examples([], []), 1e-3, 0)
+        finetuning_of(tiny_model, prompt_template).finetune(Examples([], []), Schedule(1e-3, 1), 0)
 
 
 @given(
@@ -206,24 +206,34 @@ def test_fine_tuning_learns_what_the_texts_teach(
     assert wrong["accuracy_wrong_best_on_test"] < 0.1
 
 
-def test_an_arm_is_measured_at_every_checkpoint_with_every_rate_and_seed(
+def test_an_arm_is_measured_at_every_checkpoint_with_every_schedule_and_seed(
     tiny_model: ModelReference, prompt_template: PromptTemplate
 ) -> None:
-    settings = {"steps": 4, "evaluate_every": 2, "batch_size": 4, "learning_rates": (1e-6, 3e-3), "seeds": (7, 8)}
+    settings = {"steps": (4, 3), "evaluate_every": 2, "batch_size": 4}
+    settings |= {"learning_rates": (1e-6, 3e-3), "seeds": (7, 8)}
     limits = {"max_validation_rows": 20, "max_test_rows": 30}
     finetuning = finetuning_of(tiny_model, prompt_template, **settings, **limits)
     held_out = HeldOut(separable(50, first=500), separable(60, first=700)).limited(finetuning.settings, 7)
     frame = evaluate_arm(finetuning, "arm", separable(6), held_out)
     assert list(frame.columns) == COLUMNS
-    runs = frame[["seed", "learning_rate"]].drop_duplicates().to_numpy().tolist()
-    assert runs == [[7, 1e-6], [7, 3e-3], [8, 1e-6], [8, 3e-3]]
-    assert len(frame) == 4 * 2 * 2
-    assert set(frame["step"]) == {2, 4}
+    runs = frame[["seed", "learning_rate", "steps"]].drop_duplicates().to_numpy().tolist()
+    assert runs == [[seed, rate, steps] for seed in (7, 8) for rate in (1e-6, 3e-3) for steps in (4, 3)]
+    checkpoints = frame.groupby("steps")["step"].unique()
+    assert [checkpoints[steps].tolist() for steps in (3, 4)] == [[2, 3], [2, 4]]
+    assert len(frame) == len(runs) * 2 * 2
+    # Each number of steps is a training of its own: the learning rate decays over all of its steps.
+    after_two = frame[(frame["step"] == 2) & (frame["learning_rate"] == 3e-3) & (frame["split"] == "test")]
+    assert after_two["loss"].nunique() == 4
+    for steps in (3, 4):
+        alone = finetuning_of(tiny_model, prompt_template, **settings | {"steps": steps}, **limits)
+        expected = frame[frame["steps"] == steps].reset_index(drop=True)
+        assert evaluate_arm(alone, "arm", separable(6), held_out).equals(expected)
     in_units_of_a_row = frame["accuracy"] * frame["split"].map({"validation": 20, "test": 30})
     assert (in_units_of_a_row - in_units_of_a_row.round()).abs().max() < 1e-9
     assert evaluate_arm(finetuning, "arm", separable(6), held_out).equals(frame)
     before = evaluate_before(finetuning, held_out)
-    assert before[["seed", "learning_rate", "step"]].drop_duplicates().to_numpy().tolist() == [[7, 0.0, 0]]
+    run = before[["seed", "learning_rate", "steps", "step"]].drop_duplicates()
+    assert run.to_numpy().tolist() == [[7, 0.0, 0, 0]]
 
 
 def test_a_diverged_learning_rate_is_logged_and_never_chosen(
@@ -251,12 +261,12 @@ def test_a_diverged_learning_rate_is_logged_and_never_chosen(
     assert all(math.isfinite(figure) for figure in figures.values())
 
 
-def table(*runs: tuple[int, float, int, float, float, float]) -> pd.DataFrame:
+def table(*runs: tuple[int, float, int, float, float, float], steps: int = 100) -> pd.DataFrame:
     """Make rows of (seed, learning rate, step, validation accuracy, validation loss, test accuracy)."""
     rows = []
     for seed, learning_rate, step, validation, loss, test in runs:
-        rows.append(("synthetic", seed, learning_rate, step, "validation", validation, loss))
-        rows.append(("synthetic", seed, learning_rate, step, "test", test, 0.5))
+        run = ("synthetic", seed, learning_rate, steps, step)
+        rows += [(*run, "validation", validation, loss), (*run, "test", test, 0.5)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -274,6 +284,7 @@ def test_accuracy_is_of_the_checkpoint_chosen_on_validation_and_best_on_test_of_
         "accuracy_synthetic_best_on_test": pytest.approx(0.925),
         "accuracy_synthetic_best_on_test_std": pytest.approx(math.sqrt(2) * 0.025),
         "learning_rate_synthetic": 1e-3,
+        "steps_synthetic": 100,
     }
 
 
@@ -284,15 +295,67 @@ def test_ties_in_validation_accuracy_are_broken_by_validation_loss() -> None:
     assert figures["accuracy_synthetic"] == 0.7
 
 
+def test_steps_are_chosen_with_the_learning_rate_and_not_pooled_with_those_of_other_trainings() -> None:
+    """The best pair has neither the best mean rate nor the best number of steps of another rate."""
+    frame = pd.concat(
+        [
+            table((0, 1e-4, 50, 0.70, 0.5, 0.99), (0, 1e-4, 100, 0.80, 0.5, 0.98), steps=100),
+            table((0, 1e-3, 50, 0.80, 0.5, 0.97), (0, 1e-3, 100, 0.82, 0.5, 0.96), steps=100),
+            table((0, 1e-4, 50, 0.60, 0.5, 0.95), (0, 1e-4, 300, 0.90, 0.5, 0.70), steps=300),
+            table((0, 1e-3, 50, 0.89, 0.5, 0.94), (0, 1e-3, 300, 0.20, 0.5, 0.93), steps=300),
+            table((1, 1e-4, 50, 0.50, 0.5, 0.60), (1, 1e-4, 300, 0.40, 0.5, 0.80), steps=300),
+        ]
+    )
+    assert chosen_schedule(frame) == Schedule(1e-4, 300)
+    assert accuracies_by_seed(frame).to_dict("list") == {
+        "seed": [0, 1],
+        "best_on_test": [0.95, 0.80],
+        "accuracy": [0.70, 0.60],
+    }
+    figures = summarise(frame)
+    assert (figures["learning_rate_synthetic"], figures["steps_synthetic"]) == (1e-4, 300)
+    assert figures["accuracy_synthetic"] == pytest.approx(0.65)
+
+
+def test_of_equal_checkpoints_the_first_one_decides() -> None:
+    short = table((0, 1e-4, 50, 0.8, 0.4, 0.5), (0, 1e-3, 50, 0.8, 0.4, 0.6), steps=50)
+    long = table((0, 1e-4, 50, 0.8, 0.4, 0.7), steps=100)
+    assert chosen_schedule(pd.concat([short, long])) == Schedule(1e-4, 50)
+    assert chosen_schedule(pd.concat([long, short])) == Schedule(1e-4, 100)
+
+
+@given(data=st.data())
+def test_the_choice_is_that_of_a_slow_search_and_other_seeds_cannot_change_it(data: st.DataObject) -> None:
+    def checkpoints(seed: int, rate: float, steps: int) -> pd.DataFrame:
+        share = st.sampled_from([0.25, 0.5, 0.75])  # few values, so that there are ties
+        drawn = data.draw(st.lists(st.tuples(share, share, share), min_size=1, max_size=3))
+        return table(*((seed, rate, 10 * i, *figures) for i, figures in enumerate(drawn, start=1)), steps=steps)
+
+    grid = [(rate, steps) for rate in (1e-4, 1e-3) for steps in (10, 30)]
+    searched = pd.concat([checkpoints(0, *pair) for pair in grid])
+    best = None
+    for row in searched[searched["split"] == "validation"].to_dict("records"):
+        if best is None or (row["accuracy"], -row["loss"]) > (best["accuracy"], -best["loss"]):
+            best = row
+    assert best is not None
+    chosen = chosen_schedule(searched)
+    assert chosen == (best["learning_rate"], best["steps"])
+    repeated = pd.concat([searched, *(checkpoints(seed, *chosen) for seed in (1, 2))])
+    assert chosen_schedule(repeated) == chosen
+    assert accuracies_by_seed(repeated)["seed"].tolist() == [0, 1, 2]
+
+
 def test_the_learning_rate_is_that_of_the_best_checkpoint_on_validation_for_any_order_of_rows() -> None:
     frame = table((5, 1e-4, 50, 0.8, 0.4, 0.5), (5, 1e-3, 50, 0.7, 0.2, 0.9), (0, 1e-4, 50, 0.1, 0.2, 0.6))
-    assert chosen_learning_rate(frame[::-1]) == 1e-4
-    assert chosen_learning_rate(frame) == 1e-4
+    assert chosen_schedule(frame[::-1]) == Schedule(1e-4, 100)
+    assert chosen_schedule(frame) == Schedule(1e-4, 100)
     assert summarise(frame)["accuracy_synthetic"] == pytest.approx(0.55)
 
 
 def test_before_fine_tuning_the_only_figure_is_the_test_accuracy() -> None:
-    rows = [("before", 0, 0.0, 0, "validation", 0.6, 0.5), ("before", 0, 0.0, 0, "test", 0.7, 0.5)]
+    rows = [
+        ("before", 0, 0.0, 0, 0, split, accuracy, 0.5) for split, accuracy in (("validation", 0.6), ("test", 0.7))
+    ]
     assert summarise(pd.DataFrame(rows, columns=COLUMNS)) == {"accuracy_before": 0.7}
 
 
@@ -317,6 +380,7 @@ def test_the_summary_is_json_without_nan_also_for_one_seed_and_after_parquet(
             "accuracy_{}_best_on_test",
             "accuracy_{}_best_on_test_std",
             "learning_rate_{}",
+            "steps_{}",
         )
     }
     assert set(figures) == expected

@@ -106,9 +106,9 @@ def test_a_single_seed_or_split_has_no_spread() -> None:
 def test_accuracies_start_before_fine_tuning_with_the_synthetic_texts_next() -> None:
     figures = dict(reversed(RUN.stage("finetune_eval").figures.items()))
     assert accuracy_rows(figures, RUN.recipe) == [
-        ("nothing (before)", "60.3%", "–", "–"),
-        ("synthetic texts", "71.3 ± 1.2%", "72.2 ± 1.1%", "0.0001"),
-        ("real texts", "73.8 ± 1.0%", "74.4 ± 1.0%", "3e-05"),
+        ("nothing (before)", "60.3%", "–", "–", "–"),
+        ("synthetic texts", "71.3 ± 1.2%", "72.2 ± 1.1%", "0.0001", "200"),
+        ("real texts", "73.8 ± 1.0%", "74.4 ± 1.0%", "3e-05", "200"),
     ]
 
 

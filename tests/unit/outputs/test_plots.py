@@ -25,7 +25,13 @@ from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.studies import plots as study_plots
 from tests.unit.outputs.test_report import audit_rows, finetune_rows
 
-FINETUNE = {"accuracy_before": 0.60311, "learning_rate_synthetic": 1e-4, "learning_rate_real": 3e-5}
+FINETUNE = {
+    "accuracy_before": 0.60311,
+    "learning_rate_synthetic": 1e-4,
+    "steps_synthetic": 200,
+    "learning_rate_real": 3e-5,
+    "steps_real": 200,
+}
 AUDIT = {"test_records": 100, "advantage": 0.03, "detectable_advantage": 0.1763, "auc": 0.51, "tpr_at_1_fpr": 0.02}
 
 
@@ -131,7 +137,7 @@ def test_survivors_are_bars_of_each_class_side_by_side() -> None:
     assert "after label filter 32 negative, 60 positive" in str(figure.get_label())
 
 
-def test_accuracy_is_that_on_test_at_the_chosen_learning_rate() -> None:
+def test_accuracy_is_that_on_test_with_the_chosen_schedule() -> None:
     figure = plots.accuracy_by_step(finetune_rows(), FINETUNE)
     drawn = lines(figure)
     assert drawn["synthetic"].get_xdata().tolist() == [50, 100, 150, 200]
@@ -141,8 +147,9 @@ def test_accuracy_is_that_on_test_at_the_chosen_learning_rate() -> None:
     dots = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "None"]
     assert [np.size(line.get_xdata()) for line in dots] == [12, 12]
     assert legend(figure) == ["synthetic", "real", "before fine-tuning"]
-    with pytest.raises(KeyError, match="learning_rate_real"):
-        plots.accuracy_by_step(finetune_rows(), {k: v for k, v in FINETUNE.items() if k != "learning_rate_real"})
+    for figure in ("learning_rate_real", "steps_real"):
+        with pytest.raises(KeyError, match=figure):
+            plots.accuracy_by_step(finetune_rows(), {k: v for k, v in FINETUNE.items() if k != figure})
 
 
 @pytest.mark.parametrize("level", [0.0, 0.5, 1.0])

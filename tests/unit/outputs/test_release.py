@@ -161,11 +161,13 @@ def run_record(
             "accuracy_synthetic_best_on_test": 0.7222,
             "accuracy_synthetic_best_on_test_std": 0.0111,
             "learning_rate_synthetic": 1e-4,
+            "steps_synthetic": 200,
             "accuracy_real": PLANTED["accuracy_real"],
             "accuracy_real_std": 0.0098,
             "accuracy_real_best_on_test": 0.7444,
             "accuracy_real_best_on_test_std": 0.0099,
             "learning_rate_real": 3e-5,
+            "steps_real": 200,
         },
         "mia_audit": {
             "advantage": PLANTED["advantage"],

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from gradmm.evaluation.finetune_eval import COLUMNS
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.report import noise_cosines, write_report
@@ -62,15 +63,17 @@ class Page(HTMLParser):
 
 
 def finetune_rows(seeds: int = 3) -> pd.DataFrame:
-    """Return accuracies on test that increase with the step; validation and unchosen learning rates differ."""
-    rows = [("before", 0, 0.0, 0, split, 0.60311, 0.7) for split in ("validation", "test")]
+    """Return accuracies on test that increase with the step; validation and unchosen schedules differ."""
+    rows = [("before", 0, 0.0, 0, 0, split, 0.60311, 0.7) for split in ("validation", "test")]
     for arm, chosen, top in (("synthetic", 1e-4, 0.71), ("real", 3e-5, 0.73)):
         for step in (50, 100, 150, 200):
             for split in ("validation", "test"):
                 low = top - (200 - step) / 2000 - (0.2 if split == "validation" else 0.0)
-                rows += [(arm, seed, chosen, step, split, low + 0.01 * seed, 0.6) for seed in range(seeds)]
-                rows += [(arm, 0, 1e-2, step, split, 0.5, 2.0)]
-    return pd.DataFrame(rows, columns=["arm", "seed", "learning_rate", "step", "split", "accuracy", "loss"])
+                rows += [(arm, seed, chosen, 200, step, split, low + 0.01 * seed, 0.6) for seed in range(seeds)]
+                rows += [
+                    (arm, 0, rate, steps, step, split, 0.5, 2.0) for rate, steps in ((1e-2, 200), (chosen, 300))
+                ]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def audit_rows(runs: int = 10) -> pd.DataFrame:
@@ -396,6 +399,7 @@ def test_audit_without_a_claim_or_with_too_few_records_is_shown_as_such(
         ("finetune_eval", "accuracy_synthetic"),
         ("finetune_eval", "accuracy_real_std"),
         ("finetune_eval", "learning_rate_real"),
+        ("finetune_eval", "steps_real"),
         ("category_balance", "kept_by_label"),
         ("label_filter", "kept"),
         ("mia_audit", "advantage"),

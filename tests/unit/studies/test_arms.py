@@ -78,8 +78,11 @@ def test_arms_of_real_rows_are_private_and_some_arms_have_a_fixed_size() -> None
         "k-center",
         "random",
         "real-1k",
+        "all rows",
     }
-    assert [ARMS[name].sizes([5, 10]) for name in ("before", "real-1k", "random")] == [[0], [1000], [5, 10]]
+    fixed = ("before", "real-1k", "all rows", "random")
+    assert [ARMS[name].sizes([5, 10], 42) for name in fixed] == [[0], [1000], [42], [5, 10]]
+    assert ARMS["all rows"].sizes([5, 10]) == []  # unknown without the data
 
 
 @pytest.mark.parametrize("preset", ["zero-shot", "rerank"])

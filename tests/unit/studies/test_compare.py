@@ -24,34 +24,35 @@ from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.studies import plots as study_plots
-from gradmm.studies.compare import MEASURES, compare_arms
+from gradmm.studies.compare import MEASURES, MIN_GAP, compare_arms, with_way
 from gradmm.studies.pages import comparison_tables, study_page, study_pictures
 from gradmm.studies.record import StudyRecord, source_commit, write_study
 
 ARM_SIZES = {"before": [0], "zero-shot": [5, 10], "real-1k": [1000], "gradmm": [5, 10]}
-RATES, STEPS, SEEDS = (1e-4, 1e-3), (10, 20), (0, 1, 2, 3)
+RATES, TOTALS, SEEDS = (1e-4, 1e-3), (10, 20), (0, 1, 2, 3)
 
 
 def evaluations(seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
-    """Rows with all learning rates for the first seed, and the best one on validation for the others."""
+    """Rows with all schedules for the first seed, and the best one on validation for the others."""
     random, rows = np.random.default_rng(0), []
 
-    def measured(arm: str, size: int, seed: int, rate: float, step: int) -> float:
+    def measured(arm: str, size: int, seed: int, rate: float, steps: int, step: int) -> float:
         accuracies = random.uniform(0.5, 0.9, 2).round(3)
         for split, accuracy in zip(("validation", "test"), accuracies, strict=True):
-            rows.append([arm, seed, rate, step, split, accuracy, 1.0 - accuracy, size, min(size, 900)])
+            rows.append([arm, seed, rate, steps, step, split, accuracy, 1.0 - accuracy, size, min(size, 900)])
         return accuracies[0]
 
     for arm, sizes in ARM_SIZES.items():
         for size in sizes:
             if arm == "before":
-                measured(arm, size, seeds[0], 0.0, 0)
+                measured(arm, size, seeds[0], 0.0, 0, 0)
                 continue
-            found = {(rate, step): measured(arm, size, seeds[0], rate, step) for rate in RATES for step in STEPS}
-            best = max(found, key=found.__getitem__)[0]
+            grid = [(rate, steps, step) for rate in RATES for steps in TOTALS for step in (5, steps)]
+            found = {point: measured(arm, size, seeds[0], *point) for point in grid}
+            rate, steps, _ = max(found, key=found.__getitem__)
             for seed in seeds[1:]:
-                for step in STEPS:
-                    measured(arm, size, seed, best, step)
+                for step in (5, steps):
+                    measured(arm, size, seed, rate, steps, step)
     return pd.DataFrame(rows, columns=[*COLUMNS, "size", "texts"])
 
 
@@ -68,13 +69,14 @@ def measures() -> pd.DataFrame:
 
 
 def honest(rows: pd.DataFrame, arm: str, size: int, split: str = "validation") -> dict[int, float]:
-    """Test accuracy by seed of the checkpoint that is best on `split`, at the rate that is best on validation."""
+    """Test accuracy by seed of the checkpoint that is best on `split`, with the best schedule on validation."""
     of_arm = [row for row in rows.to_dict("records") if (row["arm"], row["size"]) == (arm, size)]
     validation = [row for row in of_arm if row["split"] == "validation"]
-    rate = max(validation, key=lambda row: row["accuracy"])["learning_rate"]
+    best = max(validation, key=lambda row: row["accuracy"])
+    chosen = best["learning_rate"], best["steps"]
     found = {}
     for seed in {row["seed"] for row in of_arm}:
-        run = [row for row in of_arm if row["seed"] == seed and row["learning_rate"] == rate]
+        run = [row for row in of_arm if (row["seed"], row["learning_rate"], row["steps"]) == (seed, *chosen)]
         step = max((row for row in run if row["split"] == split), key=lambda row: row["accuracy"])["step"]
         (found[seed],) = (row["accuracy"] for row in run if row["split"] == "test" and row["step"] == step)
     return dict(sorted(found.items()))
@@ -86,7 +88,7 @@ def half_width(values: list[float]) -> float:
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    return compare_arms(evaluations(), measures())
+    return with_way(compare_arms(evaluations(), measures()))
 
 
 def test_rows_are_means_over_seeds_of_both_checkpoints(table: pd.DataFrame) -> None:
@@ -167,6 +169,10 @@ def test_every_figure_of_the_markdown_is_from_the_table(table: pd.DataFrame) -> 
         if row["arm"] != "gradmm"
     ]
     assert f"| zero-shot | {leads[1]} | {leads[2]} |" in lines
+    chosen = [f"{row['learning_rate']:g}, {row['steps']}" for row in table.to_dict("records")]
+    assert f"| zero-shot | {chosen[1]} | {chosen[2]} |" in lines
+    assert f"- real-1k: {chosen[3]}" in lines
+    assert f"- before fine-tuning: {chosen[0]}" not in lines
     assert f"- before fine-tuning: {leads[0]} (against 10 texts of gradmm)" in lines
     assert f"- real-1k: {leads[3]} (against 10 texts of gradmm)" in lines
     (real,) = table[table["arm"] == "real-1k"].to_dict("records")
@@ -177,6 +183,47 @@ def test_every_figure_of_the_markdown_is_from_the_table(table: pd.DataFrame) -> 
     assert f"about {4 * 0.05:.1f} of them" in page
     read = table[(table["arm"] == "gradmm") & (table["size"] == 10)].to_dict("records")[0]
     assert f"| gradmm | {read['log_perplexity']:.2f} | {read['distinct_2']:.3f} |" in page
+
+
+def accuracies_of(before: float, all_rows: float, *gradmm: float) -> pd.DataFrame:
+    """Make a table of mean accuracies, of the product at several sizes."""
+    arms = ["before", "all rows", *["gradmm"] * len(gradmm)]
+    return pd.DataFrame({"arm": arms, "accuracy": [before, all_rows, *gradmm]})
+
+
+def test_the_way_is_a_share_of_the_gap_between_the_model_and_all_rows() -> None:
+    ways = with_way(accuracies_of(0.6, 0.8, 0.7, 0.75, 0.55, 0.9))["way"]
+    assert ways.tolist() == pytest.approx([0.0, 1.0, 0.5, 0.75, -0.25, 1.5])
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-16, -0.1, MIN_GAP / 2, math.nan])
+def test_without_a_ceiling_above_the_model_there_is_no_way(gap: float) -> None:
+    assert with_way(accuracies_of(0.6, 0.6 + gap, 0.7))["way"].isna().all()
+    assert with_way(accuracies_of(0.6, 0.6 + 2 * MIN_GAP, 0.6))["way"].notna().all()
+
+
+@pytest.mark.parametrize("missing", ["before", "all rows"])
+def test_without_either_end_there_is_no_way(missing: str) -> None:
+    table = accuracies_of(0.6, 0.8, 0.7)
+    assert with_way(table[table["arm"] != missing])["way"].isna().all()
+
+
+def test_the_page_has_the_way_of_every_arm(table: pd.DataFrame) -> None:
+    ceiling = table[table["arm"] == "real-1k"].assign(arm="all rows", size=4000, accuracy=0.95)
+    ways = with_way(pd.concat([table, ceiling], ignore_index=True))
+    lines = "\n\n".join(comparison_tables(ways)).splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line == "## Share of the way to all rows")
+    lines = lines[start : next(i for i, line in enumerate(lines) if line.startswith("## Lead"))]
+    before = table["accuracy"][0]
+    for arm in ("zero-shot", "gradmm"):
+        accuracies = table.loc[table["arm"] == arm, "accuracy"]
+        cells = [f"{(accuracy - before) / (0.95 - before):.0%}" for accuracy in accuracies]
+        assert f"| {arm} | {' | '.join(cells)} |" in lines
+    assert {"- before fine-tuning: 0%", "- all rows: 100%"} <= set(lines)
+    level = ways.assign(way=math.nan)
+    page = "\n\n".join(comparison_tables(level))
+    assert "None: fine-tuning on all rows does not exceed the model before fine-tuning." in page
+    assert "the way to" not in "\n\n".join(comparison_tables(table))
 
 
 def test_without_baselines_there_is_still_a_page(table: pd.DataFrame) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gradmm.data.examples import Examples
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.schedule import Schedule
 from gradmm.gradients.mean_gradient import MeanGradient
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference
@@ -28,17 +29,17 @@ from tests.unit.evaluation.test_finetune_eval import finetuning_of, separable
 from tests.unit.gradients.test_mean_gradient import slow_mean_gradient
 
 ARM, REAL = separable(6), separable(9, first=20)
-STEPS, RATE, SEED = (2, 4, 5), 3e-3, 7
+STEPS, SCHEDULE, SEED = (2, 4, 5), Schedule(3e-3, 5), 7
 
 
 @pytest.fixture(scope="module")
 def finetuning(tiny_model: ModelReference, prompt_template: PromptTemplate) -> Finetuning:
-    return finetuning_of(tiny_model, prompt_template, steps=5, batch_size=4, evaluate_every=2)
+    return finetuning_of(tiny_model, prompt_template, batch_size=4, evaluate_every=2)
 
 
 @pytest.fixture(scope="module")
 def path(finetuning: Finetuning) -> pd.DataFrame:
-    return gradient_path(finetuning, "random", ARM, REAL, RATE, SEED)
+    return gradient_path(finetuning, "random", ARM, REAL, SCHEDULE, SEED)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def slow(finetuning: Finetuning) -> dict[float, dict]:
         return found
 
     points: dict[float, dict] = {0: measured(finetuning.fresh_model())}
-    for step, model in finetuning.checkpoints(ARM, RATE, SEED, "slow"):
+    for step, model in finetuning.checkpoints(ARM, SCHEDULE, SEED, "slow"):
         points[step] = measured(model)
     model = finetuning.fresh_model()
     at = torch.lerp(points[0]["at"], points[STEPS[-1]]["at"], EARLY).float()
@@ -67,7 +68,8 @@ def slow(finetuning: Finetuning) -> dict[float, dict]:
 def test_figures_equal_those_of_gradients_computed_one_by_one(path: pd.DataFrame, slow: dict[float, dict]) -> None:
     rows = [(step, part) for step in (0, *STEPS) for part in ("head", "all")]
     assert [*zip(path["step"], path["part"], strict=True)] == rows
-    assert path[["arm", "seed", "learning_rate"]].drop_duplicates().to_numpy().tolist() == [["random", SEED, RATE]]
+    run = path[["arm", "seed", "learning_rate", "steps"]].drop_duplicates()
+    assert run.to_numpy().tolist() == [["random", SEED, *SCHEDULE]]
     for _, row in path.iterrows():
         point = slow[row["step"]]
         real, arm = point["real"][row["part"]], point["arm"][row["part"]]
@@ -104,14 +106,14 @@ def test_smoothness_is_the_largest_secant_without_the_step(path: pd.DataFrame, s
 
 
 def test_an_arm_that_is_the_real_texts_has_no_error(finetuning: Finetuning) -> None:
-    path = gradient_path(finetuning, "random", REAL, REAL, RATE, SEED)
+    path = gradient_path(finetuning, "random", REAL, REAL, SCHEDULE, SEED)
     assert (path["error"] == 0).all()
     assert path["cosine"].tolist() == pytest.approx([1.0] * len(path))
     assert (path["real_loss"] == path["arm_loss"]).all()
 
 
 def test_a_diverging_run_has_rows_for_all_steps(finetuning: Finetuning) -> None:
-    path = gradient_path(finetuning, "random", ARM, REAL, 1e30, SEED)
+    path = gradient_path(finetuning, "random", ARM, REAL, Schedule(1e30, 5), SEED)
     assert path["step"].unique().tolist() == [0, *STEPS]
     assert path.loc[path["step"] == 0, "error"].notna().all()
     assert path.loc[path["step"] == STEPS[-1], ["error", "real_smoothness"]].isna().all(axis=None)
@@ -120,7 +122,7 @@ def test_a_diverging_run_has_rows_for_all_steps(finetuning: Finetuning) -> None:
 
 def test_no_texts_are_refused(finetuning: Finetuning) -> None:
     with pytest.raises(InputError, match="no texts"):
-        gradient_path(finetuning, "random", Examples([], []), REAL, RATE, SEED)
+        gradient_path(finetuning, "random", Examples([], []), REAL, SCHEDULE, SEED)
 
 
 # ---------------------------------------------------------------------------------------------------- quadratics
@@ -182,7 +184,7 @@ def quadratic_path(
 
     with np.errstate(invalid="ignore", divide="ignore"):
         frame = path_rows(LanguageModel(Point(at), None), checkpoints(), real, arm)
-    return frame.assign(arm="random", seed=seed, learning_rate=1.0), real, arm
+    return frame.assign(arm="random", seed=seed, learning_rate=1.0, steps=9), real, arm
 
 
 @examples(60)
@@ -224,7 +226,7 @@ def test_a_bound_by_an_estimate_can_fail() -> None:
     path = path_rows(LanguageModel(Point(np.zeros(2)), None), checkpoints, real, arm)
     smoothness = path.loc[path["part"] == "all"].set_index("step")["real_smoothness"]
     assert smoothness.to_dict() == {0: 100.0, 1: 100.0, 2: 0.0, 3: 100.0}
-    bounds = bounds_of_runs(path.assign(arm="random", seed=0, learning_rate=1.0)).set_index("step")
+    bounds = bounds_of_runs(path.assign(arm="random", seed=0, learning_rate=1.0, steps=9)).set_index("step")
     assert bounds["gap_held"].to_dict() == bounds["sharp_gap_held"].to_dict() == {1: True, 2: False, 3: True}
     assert (bounds["gap"][2], bounds["gap_bound"][2]) == (100.5, 0.5)
 
@@ -233,7 +235,7 @@ def test_bounds_are_tight_for_parabolas_of_opposite_curvature() -> None:
     """In one dimension, L = x^2 and S = -x^2: the gap and the loss difference equal their bounds."""
     path = pd.DataFrame(
         {
-            "arm": "random", "seed": 0, "learning_rate": 1.0, "part": "all", "step": [0, 1],
+            "arm": "random", "seed": 0, "learning_rate": 1.0, "steps": 9, "part": "all", "step": [0, 1],
             "gap": [4.0, 12.0], "drift": [0.0, 2.0],  # from x = 1 to x = 3
             "real_loss": [1.0, 9.0], "arm_loss": [-1.0, -9.0],
             "real_smoothness": 2.0, "arm_smoothness": 2.0, "gap_smoothness": 4.0,

@@ -22,7 +22,7 @@ def path() -> pd.DataFrame:
     figures = ["gap", "error", "cosine", "real_loss", "arm_loss", "drift", *SMOOTHNESS]
     return pd.DataFrame(
         [
-            {"arm": arm, "seed": seed, "learning_rate": 1e-4, "step": step, "part": part, "texts": 10}
+            {"arm": arm, "seed": seed, "learning_rate": 1e-4, "steps": 9, "step": step, "part": part, "texts": 10}
             | {figure: generator.uniform(0.5, 1.5) for figure in figures}
             for arm in ARMS
             for seed in generator.permutation(SEEDS)  # in any order
