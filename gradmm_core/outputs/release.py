@@ -54,7 +54,8 @@ def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Loca
 
     Args:
         texts: the rows that the last filter kept, with the columns `label`, `text`, `matching_loss` and
-            `log_perplexity`. The scores are computed from the noisy target, so they are post-processing.
+            `log_perplexity`. The scores are computed from the noisy target, so they are post-processing. With
+            method=written there is no matching loss, and the release has no such column.
 
     Returns:
         `folder`.
@@ -151,7 +152,7 @@ def how_texts_were_made(run: RunRecord) -> str:
             f"Texts were optimised to match their class's target, by {settings.admm.iterations} iterations of "
             f"ADMM over embeddings, projected onto {words}."
         )
-    if search.draws == 1 and not search.rounds:
+    if settings.method == "written" or (search.draws == 1 and not search.rounds):
         return f"Texts are the model's samples {after}; the target was not used."
     edits = f", improved by single-word edits in {search.rounds} rounds" if search.rounds else ""
     uses_probe = run.plan.target.probe_share > 0 and settings.probe_weight > 0
@@ -160,6 +161,17 @@ def how_texts_were_made(run: RunRecord) -> str:
         f"Each text is the best of {search.draws} samples of the model {after}{edits}. Texts are ranked by how "
         f"well their gradient matches their class's target{probe}."
     )
+
+
+def how_texts_were_filtered(run: RunRecord) -> str:
+    """List the filters in one sentence."""
+    recipe = run.recipe
+    probe = " and the probe" if run.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0 else ""
+    labels = f"classification by the model{probe}{'' if recipe.label_filter.enabled else ' (disabled)'}"
+    if recipe.generation.method == "written":
+        return f"{labels}, and removal of near duplicates."
+    balance = "" if recipe.category_balance.enabled else " (disabled)"
+    return f"{labels}, selection by matching loss, and balancing of the classes{balance}."
 
 
 def public_model_name(run: RunRecord) -> str:
@@ -231,6 +243,8 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         version=run.versions["gradmm"],
         rows=len(texts),
         how_made=how_texts_were_made(run),
+        how_filtered=how_texts_were_filtered(run),
+        has_losses=recipe.generation.method != "written",
         classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
         labels_are_kept=list(names) == list(range(len(names))),
         shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],
@@ -261,11 +275,12 @@ def _train_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
 
     names = class_label_names(recipe)
     index = {label: position for position, label in enumerate(names)}
+    losses = {} if recipe.generation.method == "written" else {"matching_loss": Value("float64")}
     features = Features(
         {
             "text": Value("string"),
             "label": ClassLabel(names=list(names.values())),
-            "matching_loss": Value("float64"),
+            **losses,
             "log_perplexity": Value("float64"),
         }
     )
