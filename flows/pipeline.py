@@ -134,27 +134,32 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
 
 
 def synthetic_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
-    """Generate texts that match the target, filter and label them."""
+    """Generate texts, filter and label them."""
     generated = generated_texts(runs, recipe, target_context)
     return labelled_texts(runs, recipe, target_context, filtered_texts(runs, recipe, target_context, generated))
 
 
 def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
-    """Generate texts that match the target, without filtering them."""
-    target = target_context.target
-    shards = plan_shards(list(runs.context.labels), recipe.generation.per_class, recipe.generation.shard_size)
+    """Generate texts without filtering them."""
+    settings, target = recipe.generation, target_context.target
+    shards = plan_shards(list(runs.context.labels), settings.per_class, settings.examples_per_shard)
     categories = {c.label: c for c in recipe.classes}
+
+    def matched(label: int) -> dict[str, Any]:
+        if settings.method == "written":  # another target leaves these texts unchanged
+            return {"model": target_context.model, "prompt_template": target_context.prompt_template}
+        return target_context.matching_inputs | {"records": class_records(recipe, label, target)}
+
     return runs.run_sharded(
         generation_shard,
         generation_stage,
         [
             {
-                **target_context.matching_inputs,
+                **matched(shard.label),
                 "category": categories[shard.label],
                 "shard": shard,
                 "text_tokens": text_tokens(recipe, shard.label, target),
-                "records": class_records(recipe, shard.label, target),
-                "settings": recipe.generation,
+                "settings": settings,
                 "seed": recipe.seed,
             }
             for shard in shards

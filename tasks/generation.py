@@ -1,4 +1,4 @@
-"""Generate texts whose gradients match the target, in shards that are cached one by one."""
+"""Generate texts in shards that are cached one by one."""
 
 from __future__ import annotations
 
@@ -19,24 +19,38 @@ TARGET_SHRINKAGE = "target_trust"
 @stage_task("generation_shard")
 def generation_shard(
     context: RunContext,
-    target: StageArtifact,
-    space: StageArtifact | None,
     model: ModelReference,
     prompt_template: PromptTemplate,
     category: ClassSettings,
     shard: Shard,
     text_tokens: int,
-    records: float | None,
-    clipping_norm: float,
-    matching: TargetGradientSettings,
     settings: GenerationSettings,
     seed: int,
+    target: StageArtifact | None = None,
+    space: StageArtifact | None = None,
+    records: float | None = None,
+    clipping_norm: float | None = None,
+    matching: TargetGradientSettings | None = None,
 ) -> Outcome:
-    """Generate one shard of a class's texts."""
+    """Generate one shard of a class's texts.
+
+    Args:
+        target, space, records, clipping_norm, matching: of the target to match; left out for method=written, whose
+            texts another target leaves unchanged.
+    """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.generation.generation import generate, generation_figures
+    from gradmm.generation.generation import generate, generation_figures, write
     from gradmm.target.matched_target import matched_target, released_probe
 
+    if settings.method == "written":
+        language_model, template = read_model(context, model, prompt_template)
+        texts = write(
+            language_model, template, category.instruction, category.name, shard, text_tokens, settings, seed
+        )
+        return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(category.label): None}}
+    assert target is not None
+    assert matching is not None
+    assert clipping_norm is not None
     attention = None if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, prompt_template, attention)
     label = category.label

@@ -1,8 +1,9 @@
-"""Keep the texts of each class that match the target best."""
+"""Drop duplicates, and keep the texts of each class that match the target best."""
 
 from __future__ import annotations
 
 from statistics import fmean
+from typing import Any
 
 from gradmm.config.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
 from gradmm.filters.rows import filter_figures, kept_texts, token_lists
@@ -30,11 +31,12 @@ def loss_selection(
 ) -> Outcome:
     """Drop duplicates, then keep the texts with the lowest losses, or a set with a low joint loss.
 
-    For head gradients, the figures include the mean loss of the classes' sets before and after the selection.
+    For head gradients, the figures include the mean loss of the classes' sets before and after the selection. Only
+    `by="set"` needs memory that grows with the square of the number of texts.
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.filters.loss_selection import select_by_loss
-    from gradmm.filters.subset_selection import TargetSet, target_set
+    from gradmm.filters.subset_selection import set_losses, target_set
     from gradmm.target.matched_target import matched_target
 
     candidates = kept_texts(texts.read())
@@ -42,22 +44,27 @@ def loss_selection(
         ranked = select_by_loss(candidates, settings, probe_weight)
         return ranked, filter_figures(ranked)
     language_model, template = read_model(context, model, prompt_template)
-    sets: dict[int, TargetSet] = {}
-    for label in candidates["label"].unique().tolist():
+    labels = candidates["label"].unique().tolist()
+
+    def inputs(label: int) -> dict[str, Any]:
         matched, where, _ = matched_target(
             target, space, template, matching, label, records[label], clipping_norm, language_model.device
         )
-        tokens = token_lists(candidates[candidates["label"] == label])
-        sets[label] = target_set(
-            language_model, template, tokens, label, matched, where, loss, matching.batch_size
-        )
+        return {
+            "language_model": language_model,
+            "template": template,
+            "texts": token_lists(candidates[candidates["label"] == label]),
+            "label": label,
+            "target": matched,
+            "space": where,
+            "kind": loss,
+            "batch_size": matching.batch_size,
+        }
+
+    sets = {label: target_set(**inputs(label)) for label in labels} if settings.by == "set" else None
     ranked = select_by_loss(candidates, settings, probe_weight, sets)
+    kept = candidates["id"].isin(ranked[ranked["kept"]]["id"])
+    losses = [set_losses(**inputs(label), kept=kept[candidates["label"] == label].tolist()) for label in labels]
+    before, after = zip(*losses, strict=True)
     figures = filter_figures(ranked)
-    kept_ids = set(ranked[ranked["kept"]]["id"])
-    kept = candidates["id"].isin(kept_ids)
-    figures["set_matching_loss_before"] = fmean(each.loss(range(len(each.products))) for each in sets.values())
-    figures["set_matching_loss"] = fmean(
-        sets[label].loss([place for place, stays in enumerate(kept[candidates["label"] == label]) if stays])
-        for label in sets
-    )
-    return ranked, figures
+    return ranked, figures | {"set_matching_loss_before": fmean(before), "set_matching_loss": fmean(after)}

@@ -30,6 +30,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.flows.ui.pages import TEXT_COLUMNS, Page, refusal_page, run_page, sample_rows, stage_page
 from gradmm.outputs.formatting import duration
 from gradmm.outputs.record import NEVER_CACHED, RunRecord, StageRecord
+from gradmm.outputs.report import has_losses
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import Root, publish
 
@@ -106,10 +107,11 @@ class UiArtifacts:
         """Publish the page of a finished run, and a table of its best texts."""
         with never_failing("the run's result"):
             texts = run.stage("labelling").read(TEXT_COLUMNS)
+            order = "Best" if has_losses(texts) else "First"
             create_table_artifact(
                 sample_rows(texts.sort_values(["matching_loss", "id"])),
                 key=artifact_key(self.recipe.name, "texts"),
-                description=f"Best of the {len(texts)} released texts",
+                description=f"{order} of the {len(texts)} released texts",
             )
             # The last part of a page's address is the artifact's id, so relative links work for any base address.
             links = {stage: str(page) for stage, page in self.pages.items()}

@@ -21,7 +21,7 @@ from gradmm.outputs.descriptions import (
 )
 from gradmm.outputs.formatting import duration, number
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
-from gradmm.outputs.report import best_and_worst, read_line
+from gradmm.outputs.report import best_and_worst, has_losses, read_line
 from gradmm.storage.location import Location
 from gradmm.tasks.runtime.registry import STUDY_STAGES
 
@@ -88,7 +88,7 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
             ["fine-tuned on", "best on validation", "best on test", "learning rate", "steps"],
             accuracy_rows(evaluation.figures, run.recipe),
         ),
-        f"## The {len(best)} best texts",
+        f"## The {len(best)} {'best' if has_losses(texts) else 'first'} texts",
         _text_table(best),
         *([f"## The {len(worst)} worst texts", _text_table(worst)] if len(worst) else []),
         "## Stages",
@@ -134,7 +134,7 @@ def sample_rows(texts: pd.DataFrame) -> list[dict[str, Any]]:
     return [
         {
             "class": inert(row["label_name"]),
-            "matching loss": _rounded(row["matching_loss"], 4),
+            **({"matching loss": _rounded(row["matching_loss"], 4)} if has_losses(texts) else {}),
             "log-perplexity": _rounded(row["log_perplexity"], 2),
             "text": inert(row["text"]),
         }
@@ -177,7 +177,7 @@ def _text_table(rows: pd.DataFrame, reason: bool = False) -> str:
         **(
             {"probability": rows["probabilities"].map(max).map("{:.2f}".format)} if "probabilities" in rows else {}
         ),
-        "matching loss": rows["matching_loss"].map("{:.3f}".format),
+        **({"matching loss": rows["matching_loss"].map("{:.3f}".format)} if has_losses(rows) else {}),
         "log-perplexity": rows["log_perplexity"].map("{:.2f}".format),
         **({"reason": rows["reason"]} if reason else {}),
         "text": rows["text"],

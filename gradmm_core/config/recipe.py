@@ -32,6 +32,9 @@ from gradmm.config.settings import (
 #: A larger delta is no protection, however few the records are.
 MAX_DELTA = 0.01
 
+#: Texts of a class among which a set can be selected: their Gram matrix takes 200 MB.
+MAX_SET_CANDIDATES = 5000
+
 
 class Recipe(Settings):
     """Settings of one distillation, one block per stage."""
@@ -78,6 +81,13 @@ class Recipe(Settings):
             raise ValueError("mechanism_audit.guesses: exceeds mechanism_audit.canaries")
         if self.loss_selection.per_class > self.generation.per_class:
             raise ValueError("loss_selection.per_class: exceeds generation.per_class")
+        if self.loss_selection.by == "set" and self.generation.per_class > MAX_SET_CANDIDATES:
+            raise ValueError(
+                f"loss_selection.by: a set is selected among at most {MAX_SET_CANDIDATES} texts per class, and "
+                f"generation.per_class={self.generation.per_class}; set text"
+            )
+        if self.loss_selection.by == "set" and self.generation.method == "written":
+            raise ValueError("loss_selection.by: texts of method=written match no target; set text")
         tokens, max_tokens = self.generation.text_tokens, self.template.max_text_tokens
         if tokens != "auto" and tokens > max_tokens:
             raise ValueError(f"generation.text_tokens: {tokens} exceeds template.max_text_tokens={max_tokens}")
@@ -110,7 +120,7 @@ class Recipe(Settings):
         if self.target_gradient.probe_share > 0:
             raise ValueError("target_gradient.probe_share: the full gradient supports no probe; set 0")
         if self.generation.method != "admm":
-            raise ValueError("generation.method: the full gradient has no closed form for search; set admm")
+            raise ValueError("generation.method: the full gradient is matched by admm only; set admm")
         if self.loss_selection.by != "text":
             raise ValueError("loss_selection.by: the full gradient has no closed form for sets; set text")
 

@@ -247,6 +247,22 @@ class SearchSettings(Settings):
     )
 
 
+class WrittenSettings(Settings):
+    """Texts as the model writes them from the instruction, without a target."""
+
+    top_k: Count = Field(default=200, description="Number of most likely tokens to sample from.")
+    whole_sentences: bool = Field(
+        default=True,
+        description="End texts at a sentence boundary. text_tokens is then the maximum, and at least half of it "
+        "is kept.",
+    )
+    draws: Count = Field(
+        default=8,
+        description="Maximum number of samples per example. The first that satisfies all constraints is kept, or "
+        "else the last one.",
+    )
+
+
 class ProjectionSettings(Settings):
     """Projection of embeddings onto readable tokens."""
 
@@ -264,8 +280,10 @@ class GenerationSettings(Settings):
     # per_class and text_tokens reach each shard as separate inputs.
     runtime_fields = frozenset({"batch_size", "shard_size", "per_class", "text_tokens"})
 
-    method: Literal["search", "admm"] = Field(
-        default="search", description="Search over texts sampled from the model, or Algorithm 1 of the paper."
+    method: Literal["search", "admm", "written"] = Field(
+        default="search",
+        description="Search over texts sampled from the model, Algorithm 1 of the paper, or sampled texts as they "
+        "are, for sets of thousands.",
     )
     matches: Literal["mean", "difference"] = Field(
         default="mean",
@@ -288,9 +306,20 @@ class GenerationSettings(Settings):
     )
     admm: AdmmSettings = AdmmSettings()
     search: SearchSettings = SearchSettings()
+    written: WrittenSettings = WrittenSettings()
     projection: ProjectionSettings = ProjectionSettings()
-    shard_size: Count = Field(default=25, description="Examples per shard. A crash loses unfinished shards.")
-    batch_size: Count = Field(default=100, description="Examples optimised together.")
+    shard_size: Count | Literal["auto"] = Field(
+        default="auto",
+        description="Examples per shard. A crash loses unfinished shards. 'auto': 25, or 1000 for method=written.",
+    )
+    batch_size: Count = Field(default=100, description="Examples generated together.")
+
+    @property
+    def examples_per_shard(self) -> int:
+        """Return the shard size, with 'auto' resolved: a shard takes seconds to minutes with a small model."""
+        if self.shard_size != "auto":
+            return self.shard_size
+        return 1000 if self.method == "written" else 25
 
 
 class Exemplar(Settings):

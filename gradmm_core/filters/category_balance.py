@@ -12,9 +12,9 @@ def balance_categories(texts: pd.DataFrame, settings: CategoryBalanceSettings) -
 
     The lowest mean matching loss of a class is the threshold. Each other class drops its texts with the highest
     loss until its mean is at most the threshold or `floor` texts are left. The published code has no floor and can
-    empty a class.
+    empty a class. Texts without a matching loss are all kept.
     """
-    if not settings.enabled:
+    if not settings.enabled or texts["matching_loss"].isna().all():
         return texts.assign(kept=True, reason="")
     ordered = texts.sort_values(["label", "matching_loss", "id"], ignore_index=True)
     losses = ordered.groupby("label")["matching_loss"]

@@ -21,7 +21,7 @@ def select_by_loss(
 
     The loss is the matching loss plus, with a probe, `probe_weight` times the probe's loss. Duplicates of a better
     text are dropped first: exact ones, up to case and white space, and near ones. Equal losses are ranked by id,
-    so that the choice does not depend on the order of rows.
+    so that the choice does not depend on the order of rows. Texts without a matching loss are all ranked by id.
 
     Args:
         sets: by label, for `by="set"`; each has a row for each text of the class, in the order of `texts`.
@@ -41,7 +41,8 @@ def select_by_loss(
     else:
         unique_rank = (~duplicate).groupby(ordered["label"]).cumsum()
         kept = ~duplicate & (unique_rank <= settings.per_class)
-        why = "higher loss than the texts kept"
+        written = ordered["matching_loss"].isna().all()
+        why = "more texts than loss_selection.per_class" if written else "higher loss than the texts kept"
     reason = pd.Series("", index=ordered.index)
     reason[~kept] = why
     reason[duplicate] = "duplicate"

@@ -6,7 +6,7 @@ gradients. Given their inner products, the loss of any subset has a closed form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,10 +80,52 @@ class TargetSet:
         terms: Float[Tensor, "*sets"],
         count: int,
     ) -> Float[Tensor, "*sets"]:
-        """Compute losses from sums over `count` texts. A squared norm within the rounding of its terms is zero."""
-        vanish = squares <= ROUNDING * terms
-        mean, square = (products / count).masked_fill(vanish, 0.0), (squares / count**2).masked_fill(vanish, 0.0)
-        return matching_loss(self.kind, mean, square, self.target_square)
+        return _set_losses(self.kind, products, squares, terms, count, self.target_square)
+
+
+def _set_losses(
+    kind: MatchingLoss,
+    products: Float[Tensor, "*sets"],
+    squares: Float[Tensor, "*sets"],
+    terms: Float[Tensor, "*sets"],
+    count: int,
+    target_square: Float[Tensor, ""],
+) -> Float[Tensor, "*sets"]:
+    """Compute losses from sums over `count` texts. A squared norm within the rounding of its terms is zero."""
+    vanish = squares <= ROUNDING * terms
+    mean, square = (products / count).masked_fill(vanish, 0.0), (squares / count**2).masked_fill(vanish, 0.0)
+    return matching_loss(kind, mean, square, target_square)
+
+
+@torch.no_grad()
+def set_losses(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    kept: Sequence[bool],
+    label: int,
+    target: Float[Tensor, "rows dimensions"],
+    space: TargetSpace,
+    kind: MatchingLoss,
+    batch_size: int = 64,
+) -> tuple[float, float]:
+    """Compute the losses of the mean gradients of all texts and of the kept ones, as `TargetSet.loss` does.
+
+    Read every text once. Memory: two matrices of the space, whatever the number of texts.
+    """
+    flags = torch.tensor(kept, device=language_model.device)
+    sums, terms = [torch.zeros(())] * 2, [torch.zeros(())] * 2
+    for rows, gradients in _gradients(language_model, template, texts, label, space, batch_size):
+        squares = gradients.squared_norms()
+        for i, weights in enumerate((torch.ones_like(squares), flags[rows].to(squares))):
+            sums[i] = sums[i] + gradients.weighted_sum(weights)
+            terms[i] = terms[i] + weights @ squares
+    target = target.to(sums[0])
+    every, chosen = (
+        float(_set_losses(kind, (total * target).sum(), total.square().sum(), term, count, target.square().sum()))
+        for total, term, count in zip(sums, terms, (len(texts), int(flags.sum())), strict=True)
+    )
+    return every, chosen
 
 
 @torch.no_grad()
@@ -99,12 +141,24 @@ def target_set(
 ) -> TargetSet:
     """Read every text once. Memory: one row of the space and one hidden state for each response token."""
     residual, hidden, centre = [torch.empty(0)] * len(texts), [torch.empty(0)] * len(texts), None
-    for rows in length_bucketed([len(text) for text in texts], batch_size):
-        batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
-        gradients = space.project(head_gradients(language_model, batch), label).double()
+    for rows, gradients in _gradients(language_model, template, texts, label, space, batch_size):
         centre = gradients.centre
         for i, r, h in zip(rows, gradients.residual, gradients.hidden, strict=True):
             residual[i], hidden[i] = r, h
     every = HeadGradients(torch.stack(residual), torch.stack(hidden), centre)
     target = target.to(every.hidden)
     return TargetSet(every.gram().cpu(), every.inner_products(target).cpu(), target.square().sum().cpu(), kind)
+
+
+def _gradients(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: Sequence[list[int]],
+    label: int,
+    space: TargetSpace,
+    batch_size: int,
+) -> Iterator[tuple[list[int], HeadGradients]]:
+    """Yield the rows and the gradients in the space, in float64, of batches of texts of similar length."""
+    for rows in length_bucketed([len(text) for text in texts], batch_size):
+        batch = make_batch(template, [texts[i] for i in rows], [label] * len(rows), language_model.device)
+        yield rows, space.project(head_gradients(language_model, batch), label).double()

@@ -1,8 +1,9 @@
-"""Generation of one class's texts, whose gradients match the class's target.
+"""Generation of one class's texts. Their gradients match the class's target, unless they are kept as written.
 
 generation: generate the texts of one shard by the chosen method, and score them as released.
 search: generate by discrete search among texts that the model writes.
 admm: generate by Algorithm 1 of the paper.
+written: keep texts as the model writes them, without a target.
 projection: the projection step of ADMM, from free embeddings to tokens.
 objectives: the matching loss of a batch of free embeddings.
 constraints: the constraints on a text, other than its loss.

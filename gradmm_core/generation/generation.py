@@ -1,4 +1,4 @@
-"""Generate synthetic texts of one class whose gradients match the class's target."""
+"""Generate synthetic texts of one class, to match the class's target or as the model writes them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gradmm.generation.projection import Projector
 from gradmm.generation.result import GenerationResult
 from gradmm.generation.search import Search
 from gradmm.generation.shards import Shard
+from gradmm.generation.written import Writer
 from gradmm.gradients.full_gradient import FullGradientMatching
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.memory import in_parts_that_fit
@@ -50,7 +51,7 @@ def generate(
     seed: int,
     probe: Probe | None = None,
 ) -> pd.DataFrame:
-    """Generate the texts of one shard, with the columns of the stage `generation`.
+    """Generate the texts of one shard that match a target, with the columns of the stage `generation`.
 
     An example's random draws depend only on (seed, label, its number in the class), and examples do not affect one
     another. Neither shards nor batches therefore change the texts.
@@ -66,8 +67,6 @@ def generate(
             with, or if the losses are not finite.
     """
     PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
-    numbers = range(shard.start, shard.start + shard.count)
-    title = f"generation, {label_name} {numbers[0]}-{numbers[-1]}"
     objective: Objective
     if matching.matching == "head":
         objective = HeadMatching(
@@ -75,18 +74,47 @@ def generate(
         )
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
-    batches = [
-        numbers[begin : begin + settings.batch_size] for begin in range(0, len(numbers), settings.batch_size)
-    ]
-    task = _Task(language_model, template, objective, instruction, shard.label, text_tokens, settings, seed, title)
+    task = _Task(language_model, template, instruction, label_name, shard, text_tokens, settings, seed, objective)
     with ComputeMeter(language_model) as meter:
         solve = _search(task) if settings.method == "search" else _admm(task)
-        results = [result for batch in batches for result in in_parts_that_fit(solve, batch)]
-    frame = _frame(language_model, template, objective, results, numbers, shard, label_name, meter)
+        results = [result for batch in task.batches for result in in_parts_that_fit(solve, batch)]
+    frame = _frame(task, results, meter)
+    frame["matching_loss"] = _released_losses(language_model, objective, frame["token_ids"].tolist())
+    if not np.isfinite(frame["matching_loss"]).all():
+        fix = "set model.dtype=float32, or use another model"
+        raise InputError("the matching loss of a text is not finite", "generation", fix)
     if probe is None:
-        return frame.assign(probe_loss=np.nan)
+        return frame
     log_probabilities = probe.classify(language_model, template, frame["token_ids"].tolist())
     return frame.assign(probe_loss=-log_probabilities[:, probe.labels.index(shard.label)].double().numpy())
+
+
+def write(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    instruction: str,
+    label_name: str,
+    shard: Shard,
+    text_tokens: int,
+    settings: GenerationSettings,
+    seed: int,
+) -> pd.DataFrame:
+    """Write the texts of one shard without a target, with the columns of the stage `generation`.
+
+    As in `generate`, neither shards nor batches change the texts. There is no loss: `matching_loss` and
+    `probe_loss` are NaN, and `loss_history` is empty.
+
+    Raises:
+        InputError: if instruction and text are too long for the model, if its vocabulary has no words to write
+            with, or if the log-perplexities are not finite.
+    """
+    PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
+    task = _Task(language_model, template, instruction, label_name, shard, text_tokens, settings, seed)
+    with ComputeMeter(language_model) as meter:
+        solve = _written(task)
+        with tqdm(task.batches, desc=task.title, disable=None, leave=False) as batches:
+            results = [result for batch in batches for result in in_parts_that_fit(solve, batch)]
+    return _frame(task, results, meter)
 
 
 def check_generation(
@@ -116,17 +144,30 @@ class _Task:
 
     language_model: LanguageModel
     template: TokenisedTemplate
-    objective: Objective
     instruction: str
-    label: int
+    label_name: str
+    shard: Shard
     tokens: int
     settings: GenerationSettings
     seed: int
-    title: str
+    objective: Objective | None = None
+
+    @property
+    def numbers(self) -> range:
+        return range(self.shard.start, self.shard.start + self.shard.count)
+
+    @property
+    def batches(self) -> list[range]:
+        size = self.settings.batch_size
+        return [self.numbers[begin : begin + size] for begin in range(0, self.shard.count, size)]
+
+    @property
+    def title(self) -> str:
+        return f"generation, {self.label_name} {self.numbers[0]}-{self.numbers[-1]}"
 
     def random(self, number: int) -> np.random.Generator:
         """Return example `number`'s own generator, the only source of randomness for its text."""
-        return np.random.default_rng([self.seed, self.label, number])
+        return np.random.default_rng([self.seed, self.shard.label, number])
 
     def progress(self, steps: int) -> tqdm:
         return tqdm(range(steps), desc=self.title, disable=None, leave=False)
@@ -152,17 +193,25 @@ def _search(task: _Task) -> _Solver:
 
 
 def _admm(task: _Task) -> _Solver:
-    settings, embed = task.settings.admm, task.language_model.embed_freely
+    objective, settings, embed = task.objective, task.settings.admm, task.language_model.embed_freely
+    assert objective is not None
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     project = Projector(task.language_model, allowed, task.instruction, task.settings.projection)
 
     def solve(numbers: range) -> GenerationResult:
         texts = [_random_texts(allowed, task.random(n), settings.initial_draws, task.tokens) for n in numbers]
-        start = best_draws(task.objective, embed, torch.stack(texts).to(allowed.ids.device))
+        start = best_draws(objective, embed, torch.stack(texts).to(allowed.ids.device))
         with task.progress(settings.iterations) as iterations:
-            return admm(task.objective, project, embed, start, settings, iterations)
+            return admm(objective, project, embed, start, settings, iterations)
 
     return solve
+
+
+def _written(task: _Task) -> _Solver:
+    allowed = allowed_tokens(task.language_model, task.settings.projection.language)
+    constraints = TextConstraints(task.language_model, task.template)
+    writer = Writer(task.language_model, allowed, constraints, task.instruction, task.settings.written)
+    return lambda numbers: writer([task.random(number) for number in numbers], task.tokens)
 
 
 def _random_texts(
@@ -174,46 +223,37 @@ def _random_texts(
     return torch.cat([allowed.starting_ids.cpu()[first], allowed.ids.cpu()[rest]], dim=1)
 
 
-def _frame(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    objective: Objective,
-    results: list[GenerationResult],
-    numbers: range,
-    shard: Shard,
-    label_name: str,
-    meter: ComputeMeter,
-) -> pd.DataFrame:
+def _frame(task: _Task, results: list[GenerationResult], meter: ComputeMeter) -> pd.DataFrame:
+    """Tabulate the texts as released, without their losses.
+
+    Raises:
+        InputError: if the log-perplexity of a text is not finite.
+    """
+    language_model, shard = task.language_model, task.shard
     token_ids = torch.cat([r.token_ids for r in results]).tolist()
     texts = [language_model.decode([i for i in ids if i != PAD]).strip() for ids in token_ids]
-    released = tokenise_texts(language_model.tokenizer, texts, template.max_text_tokens, "generation")
+    released = tokenise_texts(language_model.tokenizer, texts, task.template.max_text_tokens, "generation")
     frame = pd.DataFrame(
         {
-            "id": [f"{shard.label}-{number:05d}" for number in numbers],
+            "id": [f"{shard.label}-{number:05d}" for number in task.numbers],
             "label": shard.label,
-            "label_name": label_name,
+            "label_name": task.label_name,
             "text": texts,
             "token_ids": released,
-            "matching_loss": _released_losses(language_model, objective, released),
+            "matching_loss": np.nan,
+            "probe_loss": np.nan,
             "log_perplexity": log_perplexities(language_model, released),
             "shard": shard.index,
             "token_passes": meter.token_passes / shard.count,
             "loss_history": torch.cat([r.history for r in results], dim=1).T.tolist(),
         }
     )
-    _check_finite(frame, language_model)
-    return frame
-
-
-def _check_finite(frame: pd.DataFrame, language_model: LanguageModel) -> None:
-    if not np.isfinite(frame["matching_loss"]).all():
-        fix = "set model.dtype=float32, or use another model"
-        raise InputError("the matching loss of a text is not finite", "generation", fix)
     if not np.isfinite(frame["log_perplexity"]).all():
         problem = "a text of one token has no perplexity without a beginning-of-sequence token"
         if language_model.tokenizer.bos_token_id is not None:
             problem = "the log-perplexity of a text is not finite"
         raise InputError(problem, "generation.text_tokens", "write longer texts, or use another model")
+    return frame
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ STAGES = {
     "mechanism_audit": "test clipping and noise with canaries",
     "target_gradient": "sum clipped per-example gradients and a linear probe's moments; in private runs add "
     "Gaussian noise once",
-    "generation": "search for texts that match the gradient and suit the probe; or ADMM, as in the paper",
+    "generation": "search for texts that match the gradient and suit the probe; or ADMM, as in the paper; or keep "
+    "texts as the model writes them",
     "label_filter": "drop texts classified otherwise by the model and the probe",
     "loss_selection": "drop near duplicates; keep the best matches",
     "category_balance": "trim classes that match worse",
@@ -222,10 +223,13 @@ def verdict(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _quality(figures: Mapping[str, Any]) -> str:
-    parts = [f"matching loss {figures['mean_matching_loss']:.3f}"]
+    parts = []
+    if "mean_matching_loss" in figures:  # texts that are kept as written have none
+        parts.append(f"matching loss {figures['mean_matching_loss']:.3f}")
     if "set_matching_loss" in figures:
         before = figures["set_matching_loss_before"]
-        parts.append(f"as a set {figures['set_matching_loss']:.3f} ({before:.3f} before)")
+        of_set = "as a set" if parts else "matching loss as a set"
+        parts.append(f"{of_set} {figures['set_matching_loss']:.3f} ({before:.3f} before)")
     if "mean_probe_loss" in figures:
         parts.append(f"probe loss {figures['mean_probe_loss']:.3f}")
     return ", ".join([*parts, f"log-perplexity {figures['mean_log_perplexity']:.2f}"])

@@ -58,7 +58,7 @@ def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Loca
 
     Args:
         texts: the labelled texts. Probabilities and scores are computed from the noisy target, so they are
-            post-processing.
+            post-processing. With method=written there is no matching loss, and the release has no such column.
 
     Returns:
         `folder`.
@@ -156,7 +156,7 @@ def how_texts_were_made(run: RunRecord) -> str:
             f"Texts were optimised to match their class's target, by {settings.admm.iterations} iterations of "
             f"ADMM over embeddings, projected onto {words}."
         )
-    if search.draws == 1 and not search.rounds:
+    if settings.method == "written" or (search.draws == 1 and not search.rounds):
         return f"Texts are the model's samples {after}; the target was not used."
     edits = f", improved by single-word edits in {search.rounds} rounds" if search.rounds else ""
     uses_probe = run.plan.target.probe_share > 0 and settings.probe_weight > 0
@@ -178,6 +178,17 @@ def how_texts_were_labelled(run: RunRecord) -> str:
         f"The probabilities combine {model}, with the linear probe that the released statistics define and the "
         "released numbers of records."
     )
+
+
+def how_texts_were_filtered(run: RunRecord) -> str:
+    """List the filters in one sentence."""
+    recipe = run.recipe
+    probe = " and the probe" if run.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0 else ""
+    labels = f"classification by the model{probe}{'' if recipe.label_filter.enabled else ' (disabled)'}"
+    if recipe.generation.method == "written":
+        return f"{labels}, and removal of near duplicates."
+    balance = "" if recipe.category_balance.enabled else " (disabled)"
+    return f"{labels}, selection by matching loss, and balancing of the classes{balance}."
 
 
 def public_model_name(run: RunRecord) -> str:
@@ -251,6 +262,8 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         how_made=how_texts_were_made(run),
         how_labelled=how_texts_were_labelled(run),
         copies=COPIES,
+        how_filtered=how_texts_were_filtered(run),
+        has_losses=recipe.generation.method != "written",
         classes=[(i, label, name, counts[label]) for i, (label, name) in enumerate(names.items())],
         labels_are_kept=list(names) == list(range(len(names))),
         shown=[(names[label], text) for label, text in zip(shown["label"], shown["text"], strict=True)],
@@ -281,14 +294,14 @@ def _train_parquet(recipe: Recipe, texts: pd.DataFrame) -> bytes:
     names = class_label_names(recipe)
     index = {label: position for position, label in enumerate(names)}
     probabilities = dict(zip(recipe.class_names, probability_matrix(texts).T, strict=True))
+    scores = ["log_perplexity"] if recipe.generation.method == "written" else ["matching_loss", "log_perplexity"]
     return _parquet(
         recipe,
         {
             "text": texts["text"].tolist(),
             "label": [index[label] for label in texts["label"].tolist()],
             **{f"p_{name}": probabilities[label].tolist() for label, name in names.items()},
-            "matching_loss": texts["matching_loss"].tolist(),
-            "log_perplexity": texts["log_perplexity"].tolist(),
+            **{score: texts[score].tolist() for score in scores},
         },
     )
 

@@ -77,13 +77,14 @@ def write_report(
     evaluation = run.stage("finetune_eval").figures
     left = survivors(run.stages, names)
     drawn = {
-        "loss_history": plots.loss_history(generated),
         "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
         "accuracy": plots.accuracy_by_step(finetune, evaluation),
         "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
     }
     if run.recipe.labelling.labels == "soft":
         drawn["confidence"] = plots.confidence(texts, list(names.values()))
+    if generated["loss_history"].map(len).any():  # texts that are kept as written have no losses
+        drawn["loss_history"] = plots.loss_history(generated)
     if cosines := noise_cosines(run.plan, names, run.stages):
         drawn["cosines"] = plots.cosines(*cosines)
     if run.guarantee.in_words:
@@ -106,6 +107,7 @@ def write_report(
         accuracies=accuracy_rows(evaluation, run.recipe),
         plots={name: Markup(svg(each)) for name, each in drawn.items()},  # svg escapes all texts
         audit_runs=audit.to_dict("records"),
+        has_losses=has_losses(texts),
         best=best.to_dict("records"),
         worst=worst.to_dict("records"),
         recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
@@ -152,9 +154,19 @@ def link(report: Location, stage: StageRecord) -> str:
     return quote(Path(os.path.relpath(str(stage.path), str(report.parent))).as_posix())
 
 
+def has_losses(texts: pd.DataFrame) -> bool:
+    """Return whether texts have matching losses: those that are kept as written have none."""
+    return bool(texts["matching_loss"].notna().any())
+
+
 def best_and_worst(texts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the texts with the lowest matching loss and, of the others, those with the highest, worst first."""
+    """Return the texts with the lowest matching loss and, of the others, those with the highest, worst first.
+
+    Without matching losses, return the first texts and none.
+    """
     by_loss = texts.sort_values(["matching_loss", "id"])
+    if not has_losses(texts):
+        return by_loss.head(BEST_SHOWN), by_loss.head(0)
     return by_loss.head(BEST_SHOWN), by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
 
 

@@ -14,7 +14,7 @@ RUN_STAGES = {
     "generation_shard": 9,
     "generation": 9,
     "label_filter": 5,
-    "loss_selection": 5,
+    "loss_selection": 6,
     "category_balance": 3,
     "labelling": 1,
     "arm_eval": 3,

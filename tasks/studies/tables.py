@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 
@@ -65,7 +66,10 @@ def ablate(
     generated = pd.DataFrame(
         [
             {"arm": arm}
-            | {column: statistics.fmean(one.figures[name] for one in group) for column, name in figures.items()}
+            | {
+                column: statistics.fmean(one.figures.get(name, math.nan) for one in group)
+                for column, name in figures.items()
+            }
             for arm, group in zip(arms, generations, strict=True)
         ]
     )

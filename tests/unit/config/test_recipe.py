@@ -233,7 +233,10 @@ def test_a_preset_can_complete_a_recipe_and_null_undoes_a_setting(
             "generation: {admm: {roh: 1}}",
             "unknown setting 'generation.admm.roh'; did you mean 'generation.admm.rho'?",
         ),
-        ("generation: {method: rerank}", "generation.method: input should be 'search' or 'admm', not 'rerank'"),
+        (
+            "generation: {method: rerank}",
+            "generation.method: input should be 'search', 'admm' or 'written', not 'rerank'",
+        ),
         ("generation: {admm: null}", "generation.admm: input should be a valid dictionary"),
         ("generation: 5", "generation: input should be a valid dictionary"),
         ("classes: {0: {name: x}}", "classes: input should be a valid tuple"),
@@ -422,7 +425,7 @@ def test_the_distance_loss_requires_a_mean_gradient(minimal: Path, override: str
         ),
         (
             ["target_gradient.space=full", "target_gradient.centred=false", "target_gradient.probe_share=0"],
-            "generation.method: the full gradient has no closed form for search; set admm",
+            "generation.method: the full gradient is matched by admm only; set admm",
         ),
         (
             [
@@ -438,6 +441,25 @@ def test_the_distance_loss_requires_a_mean_gradient(minimal: Path, override: str
 )
 def test_the_full_gradient_has_no_closed_forms(minimal: Path, overrides: list[str], message: str) -> None:
     assert message in refusal(minimal, "target_gradient.matching=full-gradient", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["generation.per_class=5001"],
+            "loss_selection.by: a set is selected among at most 5000 texts per class, and "
+            "generation.per_class=5001; set text",
+        ),
+        (["generation.method=written"], "loss_selection.by: texts of method=written match no target; set text"),
+    ],
+)
+def test_a_set_is_selected_among_few_texts_that_match_a_target(
+    minimal: Path, overrides: list[str], message: str
+) -> None:
+    load_recipe(minimal, overrides)
+    load_recipe(minimal, ["loss_selection.by=set", "generation.per_class=5000"])
+    assert message in refusal(minimal, "loss_selection.by=set", *overrides)
 
 
 def test_setting_names_are_valid_in_overrides() -> None:

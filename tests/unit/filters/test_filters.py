@@ -74,6 +74,24 @@ def test_loss_selection_drops_near_duplicates_of_better_texts_of_the_class() -> 
     assert fewer.loc["0-00003", "reason"] == "higher loss than the texts kept"
 
 
+def test_texts_without_a_loss_are_selected_by_id_and_all_balanced() -> None:
+    words = ["it rains all day here", "a quiet room", "It  rains all day here", "warm soup", "cold soup"]
+    frame = texts([nan] * 5, [nan] * 2, words=[*words, *words[:2]]).sample(frac=1, random_state=0)
+    ranked = select_by_loss(frame, LossSelectionSettings(per_class=3), probe_weight=1.0)
+    assert ranked["id"].tolist() == sorted(frame["id"])
+    assert ranked["rank"].tolist() == [1, 2, 3, 4, 5, 1, 2]
+    reasons = dict(zip(ranked["id"], ranked["reason"], strict=True))
+    assert {text: reason for text, reason in reasons.items() if reason} == {
+        "0-00002": "duplicate",
+        "0-00004": "more texts than loss_selection.per_class",
+    }
+    balanced = balance_categories(kept_texts(ranked), CategoryBalanceSettings(floor=1))
+    assert balanced["kept"].all()
+    figures = filter_figures(balanced)
+    assert figures["kept_by_label"] == {"0": 3, "1": 2}
+    assert "mean_matching_loss" not in figures
+
+
 def random_set(count: int, seed: int) -> TargetSet:
     """Make the set of `count` texts with random gradients of three coordinates."""
     random = np.random.default_rng([count, seed])

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradmm.config.settings import MatchingLoss
-from gradmm.filters.subset_selection import TargetSet, target_set
+from gradmm.filters.subset_selection import TargetSet, set_losses, target_set
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
-from gradmm.lm.template import make_batch, tokenise_template
+from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
 from gradmm.target.target_space import FULL, TargetSpace, label_rows
 from tests.conftest import examples
 
@@ -195,3 +195,19 @@ def test_with_the_distance_loss_longer_gradients_compensate_shorter_ones(kind: M
     """All point along the target; only two of them have its length on average."""
     sets = set_of(np.array([[0.5, 0.0], [0.6, 0.0], [1.5, 0.0], [0.7, 0.0]]), kind)
     assert sets.choose(2, range(4)) == ([0, 1] if kind == "cosine" else [0, 2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("centred", [False, True])
+def test_losses_by_accumulation_are_those_of_the_gram_matrix(
+    phi: LanguageModel, template: TokenisedTemplate, kind: MatchingLoss, centred: bool
+) -> None:
+    texts = [phi.encode(sentence) for sentence in SENTENCES]
+    random = torch.Generator().manual_seed(0)
+    target, centre = (torch.randn(phi.head.shape, generator=random, dtype=torch.float64) / n for n in (1, 10))
+    space = replace(FULL, centres={1: centre}) if centred else FULL
+    sets = target_set(phi, template, texts, 1, target, space, kind)
+    for kept in ([True] * 5, [False, True, True, False, True], [False] * 5):
+        rows = [i for i, stays in enumerate(kept) if stays]
+        losses = set_losses(phi, template, texts, kept, 1, target, space, kind, batch_size=2)
+        assert losses == pytest.approx((sets.loss(range(5)), sets.loss(rows)), abs=1e-9)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,14 +13,19 @@ from gradmm.config.settings import (
     ProjectionSettings,
     SearchSettings,
     TargetGradientSettings,
+    WrittenSettings,
 )
 from gradmm.generation.constraints import TextConstraints
-from gradmm.generation.generation import generate, generation_figures
+from gradmm.generation.generation import generate, generation_figures, write
 from gradmm.generation.shards import Shard, plan_shards
+from gradmm.generation.written import Writer
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.perplexity import log_perplexities
+from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.template import TokenisedTemplate, make_batch
+from gradmm.lm.token_passes import ComputeMeter
+from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.target.features import text_means
 from gradmm.target.probe import Probe
 from gradmm.target.target_space import FULL
@@ -127,6 +133,89 @@ def test_full_gradient_matching_generates_too(phi: LanguageModel, template: Toke
     made = texts(phi, template, Shard(0, 0, 0, 2), matching="full-gradient", method="admm")
     assert made["text"].str.len().min() > 0
     assert made["matching_loss"].between(0, 2).all()
+
+
+def as_written(
+    phi: LanguageModel, template: TokenisedTemplate, shard: Shard, batch_size: int = 100, seed: int = 0, **changes
+) -> pd.DataFrame:
+    written = WrittenSettings(top_k=50, **changes)
+    settings = GenerationSettings(method="written", written=written, batch_size=batch_size)
+    return write(phi, template, "they said\n", "good", shard, TOKENS, settings, seed)
+
+
+def test_written_texts_depend_on_seed_label_and_number_only(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    whole = as_written(phi, template, Shard(1, 0, 0, 12))
+    parts = pd.concat(
+        [
+            as_written(phi, template, Shard(1, 0, 0, 5), batch_size=1),
+            as_written(phi, template, Shard(1, 1, 5, 7), batch_size=3),
+        ],
+        ignore_index=True,
+    )
+    apart = ["shard", "token_passes"]
+    pd.testing.assert_frame_equal(whole.drop(columns=apart), parts.drop(columns=apart), rtol=1e-9)
+    assert whole["text"].nunique() == 12
+    for other in (
+        as_written(phi, template, Shard(0, 0, 0, 12)),
+        as_written(phi, template, Shard(1, 0, 0, 12), seed=1),
+    ):
+        assert (whole["text"] != other["text"]).all()
+
+
+def test_written_texts_have_no_loss(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    made = as_written(phi, template, Shard(1, 0, 0, 4))
+    assert made["matching_loss"].isna().all()
+    assert made["probe_loss"].isna().all()
+    assert made["loss_history"].tolist() == [[]] * 4
+    figures = generation_figures(made)
+    assert set(figures) == {
+        "texts",
+        "mean_log_perplexity",
+        "distinct_2",
+        "self_bleu",
+        "token_passes_per_text",
+    }
+    assert made["log_perplexity"].tolist() == pytest.approx(log_perplexities(phi, made["token_ids"].tolist()))
+
+
+def test_a_written_text_is_the_first_sample_that_satisfies_the_constraints(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    count, limits, ends, constraints = 30, range(1, 5), SentenceEnds(phi), TextConstraints(phi, template)
+    samples, valid, passes = [], [], []
+    for draws in limits:
+        with ComputeMeter(phi) as meter:
+            settings = WrittenSettings(top_k=50, draws=draws)
+            writer = Writer(phi, allowed_tokens(phi, "english"), constraints, "they said\n", settings)
+            ids = writer([np.random.default_rng(number) for number in range(count)], TOKENS).token_ids
+        samples.append(ids)
+        valid.append(constraints(ids) & ends.complete(ids))
+        passes.append(meter.token_passes)
+    for before, after, was_valid in zip(samples, samples[1:], valid, strict=False):
+        assert torch.equal((before == after).all(dim=1), was_valid)
+    shares = [int(flags.sum()) for flags in valid]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1]
+    # Nothing is predicted after the last token. Only the samples that are not valid are drawn again.
+    prompt = len(phi.prefix_ids) + len(phi.encode("they said\n"))
+    drawn = [count + sum(count - share for share in shares[:draws]) for draws in range(len(limits))]
+    assert passes == [prompt + number * (TOKENS - 1) for number in drawn]
+
+
+def test_written_texts_that_may_end_anywhere_have_all_tokens(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    made = as_written(phi, template, Shard(1, 0, 0, 8), whole_sentences=False, draws=20)
+    assert made["token_ids"].map(len).tolist() == [TOKENS] * 8
+
+
+def test_more_examples_go_into_a_shard_of_written_texts() -> None:
+    assert GenerationSettings().examples_per_shard == 25
+    assert GenerationSettings(method="admm").examples_per_shard == 25
+    assert GenerationSettings(method="written").examples_per_shard == 1000
+    assert GenerationSettings(method="written", shard_size=7).examples_per_shard == 7
 
 
 @given(per_class=st.integers(1, 60), size=st.integers(1, 30))

@@ -1,0 +1,67 @@
+"""Generate without a target: keep texts as the model writes them from the class's instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradmm.config.settings import WrittenSettings
+from gradmm.generation.constraints import TextConstraints
+from gradmm.generation.result import GenerationResult
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt import PromptCache
+from gradmm.lm.sampling import write_texts
+from gradmm.lm.sentences import SentenceEnds
+from gradmm.lm.vocabulary import AllowedTokens
+
+
+class Writer:
+    """Samples texts of one class, and samples again those that violate a constraint, a limited number of times."""
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        allowed: AllowedTokens,
+        constraints: TextConstraints,
+        instruction: str,
+        settings: WrittenSettings,
+    ) -> None:
+        self._lm = language_model
+        self._allowed = allowed
+        self._constraints = constraints
+        self._settings = settings
+        self._prompt_cache = PromptCache(language_model, instruction)
+        self._ends = SentenceEnds(language_model) if settings.whole_sentences else None
+
+    @torch.no_grad()
+    def __call__(self, generators: Sequence[np.random.Generator], tokens: int) -> GenerationResult:
+        """Write one text for each generator; texts do not affect one another.
+
+        A text is the generator's first sample that satisfies the constraints and, if required, ends with a
+        sentence; or the last sample if none does.
+
+        Returns:
+            The texts, with NaN for their losses and an empty history.
+        """
+        ids = self._samples(generators, tokens)
+        pending = torch.arange(len(ids), device=ids.device)
+        for _ in range(self._settings.draws - 1):
+            pending = pending[~self._valid(ids[pending])]
+            if not len(pending):
+                break
+            ids[pending] = self._samples([generators[i] for i in pending.tolist()], tokens)
+        losses = torch.full((len(ids),), torch.nan, dtype=self._lm.head_dtype)
+        return GenerationResult(ids, losses, losses.new_empty(0, len(ids)))
+
+    def _samples(self, generators: Sequence[np.random.Generator], tokens: int) -> Int[Tensor, "texts tokens"]:
+        uniforms: Float[np.ndarray, "texts tokens"] = np.stack([random.random(tokens) for random in generators])
+        ids = write_texts(self._lm, self._allowed, self._prompt_cache, uniforms, self._settings.top_k)
+        return ids if self._ends is None else self._ends.cut(ids)
+
+    def _valid(self, ids: Int[Tensor, "texts tokens"]) -> Bool[Tensor, " texts"]:
+        valid = self._constraints(ids)
+        return valid if self._ends is None else valid & self._ends.complete(ids)
