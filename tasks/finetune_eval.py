@@ -38,6 +38,7 @@ def arm_eval(
     """Fine-tune on one arm with one seed; return one row per schedule, checkpoint and split.
 
     Args:
+        made: the source of the arm's texts, see `ArmTexts`; or of the offset of the calibrated model.
         counts: number of texts of each label.
         held_out_seed: draws the validation and test rows where their number is limited; the same for every arm
             and seed.
@@ -51,7 +52,10 @@ def arm_eval(
     held_out = HeldOut(tokenised(trainer, context, validation), tokenised(trainer, context, test))
     held_out = held_out.limited(settings, held_out_seed)
     if arm.source == "nothing":
-        frame, texts = evaluate_before(trainer, held_out), 0
+        offset = None
+        if made is not None:  # the calibrated model
+            offset = [made.figures["answer_offset"][str(label)] for label in trainer.template.labels]
+        frame, texts = evaluate_before(trainer, held_out, arm.name, offset), 0
     else:
         examples = ArmTexts(context, arm, made, train).examples(trainer, counts, seed)
         frame, texts = evaluate_arm(trainer, arm.name, examples, held_out), len(examples)

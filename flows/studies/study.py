@@ -20,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import class_counts
-from gradmm.evaluation.arm import ALL_ROWS, Arm
+from gradmm.evaluation.arm import ALL_ROWS, CALIBRATED, Arm
 from gradmm.flows.finetune_plan import Plan, Trial, repeating, searching
 from gradmm.flows.pipeline import (
     TargetContext,
@@ -36,8 +36,8 @@ from gradmm.outputs.record import StageRecord, library_versions
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.storage.location import Location
-from gradmm.studies.arm_recipes import equal_draws, few_shot, rerank, with_epsilon, zero_shot
-from gradmm.studies.arms import ARMS, PRODUCT
+from gradmm.studies.arm_recipes import equal_draws, few_shot, rerank, soft_zero_shot, with_epsilon, zero_shot
+from gradmm.studies.arms import ARMS, PRODUCT, SOFT_ZERO_SHOT
 from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
@@ -156,6 +156,8 @@ class Study:
             per_class = self.recipe.loss_selection.per_class
             selected = self.runs.run(coresets, **self.inputs("train"), per_class=per_class)
             return dict.fromkeys(self.seeds, selected)
+        if arm.name == CALIBRATED:  # the stage that labels by the calibrated model has measured its offset
+            return self.texts(ARMS[SOFT_ZERO_SHOT])
         if arm.source in ("nothing", "train"):
             return None
         recipe = self._baseline(arm)
@@ -166,7 +168,8 @@ class Study:
     def _baseline(self, arm: Arm) -> Recipe:
         """The recipe of an arm whose texts the model writes."""
         if arm.name != "rerank":
-            return few_shot(self.recipe) if arm.name == "few-shot" else zero_shot(self.recipe)
+            recipes = {"few-shot": few_shot, "zero-shot": zero_shot, SOFT_ZERO_SHOT: soft_zero_shot}
+            return recipes[arm.name](self.recipe)
         costs = [self.product.generated[self.seeds[0]].figures["token_passes_per_text"]]
         for draws in (1, 2):
             trial = rerank(self.recipe, draws)
@@ -189,7 +192,7 @@ class Study:
     def trials(
         self, arms: Mapping[Arm, Texts], sizes: Sequence[int], context: TargetContext | None = None
     ) -> Plan:
-        """Plan the fine-tunings of arms: for each arm and size, a trial per seed; for `before`, one trial.
+        """Plan the fine-tunings of arms: for each arm and size, a trial per seed; for the model itself, one trial.
 
         Args:
             context: with the model that is fine-tuned and its data; default, the recipe's.

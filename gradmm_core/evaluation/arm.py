@@ -11,6 +11,9 @@ import pandas as pd
 #: Total rows of the arm `real-1k`.
 REAL_1K = 1000
 
+#: Name of the arm of the model itself, calibrated by public text: no training, and no row of the data.
+CALIBRATED = "calibrated model"
+
 #: Name of the arm of all train rows, the ceiling of a comparison.
 ALL_ROWS = "all rows"
 
@@ -32,13 +35,14 @@ class Arm:
     def sizes(self, sizes: Sequence[int], train_rows: int | None = None) -> list[int]:
         """Return the sizes at which the arm is evaluated.
 
-        `before`, `real-1k` and `all rows` have one fixed size each.
+        `before`, `calibrated model`, `real-1k` and `all rows` have one fixed size each.
 
         Args:
             train_rows: size of `all rows`; if None, that arm has no size.
         """
         all_rows = [] if train_rows is None else [train_rows]
-        return {"before": [0], "real-1k": [REAL_1K], ALL_ROWS: all_rows}.get(self.name, list(sizes))
+        fixed = {"before": [0], CALIBRATED: [0], "real-1k": [REAL_1K], ALL_ROWS: all_rows}
+        return fixed.get(self.name, list(sizes))
 
 
 def first_texts(texts: pd.DataFrame, arm: Arm, counts: Mapping[int, int]) -> pd.DataFrame:

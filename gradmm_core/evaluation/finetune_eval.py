@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -123,10 +123,16 @@ def epoch_batches(size: int, batch_size: int, steps: int, seed: int) -> list[lis
     return order[: steps * batch_size].view(steps, batch_size).tolist()
 
 
-def evaluate_before(finetuning: Finetuning, held_out: HeldOut) -> pd.DataFrame:
-    """Evaluate the arm `before`: the model without fine-tuning, after 0 of 0 steps at learning rate 0."""
-    rows = _evaluate(finetuning, finetuning.fresh_model(), held_out)
-    return _frame(rows, arm="before", seed=finetuning.settings.seeds[0], schedule=Schedule(0.0, 0), step=0)
+def evaluate_before(
+    finetuning: Finetuning, held_out: HeldOut, arm: str = "before", offset: Sequence[float] | None = None
+) -> pd.DataFrame:
+    """Evaluate the model without fine-tuning, after 0 of 0 steps at learning rate 0.
+
+    Args:
+        offset: subtracted from the class logits, in the order of the template's labels.
+    """
+    rows = _evaluate(finetuning, finetuning.fresh_model(), held_out, offset)
+    return _frame(rows, arm=arm, seed=finetuning.settings.seeds[0], schedule=Schedule(0.0, 0), step=0)
 
 
 def evaluate_arm(finetuning: Finetuning, arm: str, examples: Examples, held_out: HeldOut) -> pd.DataFrame:
@@ -203,7 +209,14 @@ def summarise(frame: pd.DataFrame) -> dict[str, float]:
     return figures
 
 
-def _evaluate(finetuning: Finetuning, language_model: LanguageModel, held_out: HeldOut) -> list[dict[str, Any]]:
+def _evaluate(
+    finetuning: Finetuning,
+    language_model: LanguageModel,
+    held_out: HeldOut,
+    offset: Sequence[float] | None = None,
+) -> list[dict[str, Any]]:
+    """Compute accuracy and loss on both splits. An offset changes the classes only, not the loss."""
+    offsets = torch.tensor(offset or [0.0] * len(finetuning.template.labels), dtype=torch.float64)
     rows = []
     for split, examples in (("validation", held_out.validation), ("test", held_out.test)):
         scores = score(
@@ -214,7 +227,8 @@ def _evaluate(finetuning: Finetuning, language_model: LanguageModel, held_out: H
             finetuning.settings.eval_batch_size,
         )
         columns = [finetuning.template.labels.index(label) for label in examples.labels]
-        correct = scores.class_logits.argmax(dim=1) == torch.tensor(columns)
+        answers = (scores.class_logits - offsets).argmax(dim=1)
+        correct = answers == torch.tensor(columns)
         # For the NaN logits of a diverged model, argmax would still return a class.
         correct &= scores.class_logits.isfinite().all(dim=1)
         accuracy, loss = correct.double().mean().item(), scores.losses.double().mean().item()

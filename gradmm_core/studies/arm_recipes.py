@@ -35,6 +35,13 @@ def zero_shot(recipe: Recipe) -> Recipe:
     return unselected(rerank(recipe, draws=1)).model_copy(update={"labelling": hard})
 
 
+def soft_zero_shot(recipe: Recipe) -> Recipe:
+    """Label the texts of `zero_shot` by the calibrated model, without the released probe and without a filter."""
+    soft = recipe.labelling.model_copy(update={"labels": "soft", "probe": False})
+    unfiltered = recipe.label_filter.model_copy(update={"enabled": False})
+    return zero_shot(recipe).model_copy(update={"labelling": soft, "label_filter": unfiltered})
+
+
 def few_shot(recipe: Recipe) -> Recipe:
     """Append the label filter's public examples of the class to each instruction of `zero_shot`.
 

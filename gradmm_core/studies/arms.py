@@ -5,6 +5,8 @@ serves all sizes. The order of the texts is
 
     gradmm, rerank       by matching loss, after all filters
     zero-shot, few-shot  as written; only the label filter selects (of two near duplicates, the better match stays)
+    soft zero-shot       as zero-shot, labelled by the calibrated model: as much as can be had without the data
+    calibrated model     no text, and no training
     herding, k-center    as selected
     random, real-1k      a random draw for each seed
     all rows             all train rows, the ceiling
@@ -12,7 +14,7 @@ serves all sizes. The order of the texts is
 
 from __future__ import annotations
 
-from gradmm.evaluation.arm import ALL_ROWS, Arm
+from gradmm.evaluation.arm import ALL_ROWS, CALIBRATED, Arm
 
 #: Default sizes of `compare`: texts in all classes together, as in the paper.
 SIZES = (5, 10, 20, 50, 100)
@@ -34,12 +36,17 @@ BASELINES = {
 #: The product's arm.
 PRODUCT = "gradmm"
 
+#: The arm of texts and labels that the model makes without the data.
+SOFT_ZERO_SHOT = "soft zero-shot"
+
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("before", "nothing"),
+        Arm(CALIBRATED, "nothing"),
         Arm("zero-shot", "written"),
         Arm("few-shot", "written"),
+        Arm(SOFT_ZERO_SHOT, "written"),
         Arm("rerank", "synthetic"),
         Arm("herding", "coreset"),
         Arm("k-center", "coreset"),

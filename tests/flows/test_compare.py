@@ -32,8 +32,11 @@ from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 
 SIZES, SEEDS = (2, 5), (0, 1, 2)
 
+#: Arms of the model itself.
+UNTRAINED = ["before", "calibrated model"]
+
 #: Arms with sizes.
-EVALUATED = [name for name in ARMS if name not in ("before", "real-1k", "all rows")]
+EVALUATED = [name for name in ARMS if name not in (*UNTRAINED, "real-1k", "all rows")]
 
 #: Public examples for few-shot; the label filter itself stays off.
 EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label": 0}]
@@ -93,8 +96,8 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert first.run_id == record.run_id
     assert second.run_id.endswith("-tiny-compare")
     assert first.report.name == "tables.md"
-    # Seven arms of two sizes with three seeds, real-1k and all rows with three, and the model before.
-    assert len(stages(record, "arm_eval")) == 7 * 2 * 3 + 2 * 3 + 1
+    # Eight arms of two sizes with three seeds, real-1k and all rows with three, and two of the model itself.
+    assert len(stages(record, "arm_eval")) == 8 * 2 * 3 + 2 * 3 + 2
     ends = table.set_index("arm").loc[["before", "all rows"]]
     assert ends[["size", "texts"]].to_numpy().tolist() == [[0, 0], [40, 40]]
     before, ceiling = ends["accuracy"]
@@ -109,8 +112,8 @@ def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> No
     rows = pd.concat([stage.read() for stage in stages(record, "arm_eval")])
     rows["schedule"] = [*zip(rows["learning_rate"], rows["steps"], strict=True)]
     searched = rows.groupby(["arm", "size", "seed"])["schedule"].nunique().unstack("seed")
-    assert (searched.drop(index="before")[0] == 4).all()  # tried by the first seed for all
-    assert (searched.drop(index="before")[[1, 2]] == 1).all(axis=None)
+    assert (searched.drop(index=UNTRAINED)[0] == 4).all()  # tried by the first seed for all
+    assert (searched.drop(index=UNTRAINED)[[1, 2]] == 1).all(axis=None)
     table = record.table.read().set_index(["arm", "size"])
     for _, own in rows.groupby(["arm", "size"]):
         arm, size = own[["arm", "size"]].iloc[0]
@@ -164,10 +167,13 @@ def test_another_seed_or_size_runs_only_what_is_new(
 ) -> None:
     record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
     assert "real-1k has 960 texts fewer than 1000" in caplog.text
-    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance", "labelling"), 4)
-    assert executed(record) == {"arm_eval": 7 * 2 + 2, "arm_measures": 8, "compare": 1} | texts
+    # zero-shot and soft zero-shot differ in their labels alone.
+    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 4) | {
+        "labelling": 5
+    }
+    assert executed(record) == {"arm_eval": 8 * 2 + 2, "arm_measures": 9, "compare": 1} | texts
     record = compare(recipe, root, (*SIZES, 4))
-    assert executed(record) == {"arm_eval": 7 * 3, "arm_measures": 7, "compare": 1}
+    assert executed(record) == {"arm_eval": 8 * 3, "arm_measures": 8, "compare": 1}
 
 
 def test_a_stopped_comparison_resumes_where_it_was(

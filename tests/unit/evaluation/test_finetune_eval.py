@@ -236,6 +236,22 @@ def test_an_arm_is_measured_at_every_checkpoint_with_every_schedule_and_seed(
     assert run.to_numpy().tolist() == [[7, 0.0, 0, 0]]
 
 
+def test_an_offset_changes_the_classes_of_the_model_and_not_its_losses(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    finetuning = finetuning_of(tiny_model, prompt_template, seeds=(7,))
+    held_out = HeldOut(separable(20), separable(30))
+    before = evaluate_before(finetuning, held_out)
+    zero = evaluate_before(finetuning, held_out, "before", [0.0, 0.0])
+    pd.testing.assert_frame_equal(zero, before)
+    for label, offset in ((0, [-1e6, 0.0]), (1, [0.0, -1e6])):
+        frame = evaluate_before(finetuning, held_out, "calibrated model", offset)
+        assert set(frame["arm"]) == {"calibrated model"}
+        expected = [held.labels.count(label) / len(held) for held in (held_out.validation, held_out.test)]
+        assert frame["accuracy"].tolist() == pytest.approx(expected)
+        assert frame["loss"].tolist() == before["loss"].tolist()
+
+
 def test_a_diverged_learning_rate_is_logged_and_never_chosen(
     tiny_model: ModelReference, prompt_template: PromptTemplate, caplog
 ) -> None:

@@ -80,8 +80,8 @@ def test_arms_of_real_rows_are_private_and_some_arms_have_a_fixed_size() -> None
         "real-1k",
         "all rows",
     }
-    fixed = ("before", "real-1k", "all rows", "random")
-    assert [ARMS[name].sizes([5, 10], 42) for name in fixed] == [[0], [1000], [42], [5, 10]]
+    fixed = ("before", "calibrated model", "real-1k", "all rows", "random")
+    assert [ARMS[name].sizes([5, 10], 42) for name in fixed] == [[0], [0], [1000], [42], [5, 10]]
     assert ARMS["all rows"].sizes([5, 10]) == []  # unknown without the data
 
 
@@ -155,7 +155,7 @@ def test_a_guarantee_is_put_over_the_recipe_and_checked(recipe: Recipe) -> None:
     [
         ([1], [PRODUCT], [], "sizes: 1 texts leave one of 2 classes empty; ask for more"),
         ([10, 101], [PRODUCT], [], "sizes: 101 texts of 2 classes exceed loss_selection.per_class=50"),
-        ([10], ["herdin"], [], "arms: no arm 'herdin'; choose from before, zero-shot"),
+        ([10], ["herdin"], [], "arms: no arm 'herdin'; choose from before, calibrated model"),
         ([10], [PRODUCT], [0.0], "epsilon"),
     ],
 )
