@@ -117,6 +117,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
             mechanism_audit_stage,
             mechanism=plan.mechanism,
             probe_share=plan.target.probe_share,
+            token_share=plan.target.token_share,
             settings=recipe.mechanism_audit,
             seed=recipe.seed,
         )
@@ -146,8 +147,11 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
     categories = {c.label: c for c in recipe.classes}
 
     def matched(label: int) -> dict[str, Any]:
-        if settings.method == "written":  # another target leaves these texts unchanged
-            return {"model": target_context.model, "prompt_template": target_context.prompt_template}
+        if settings.method == "written":
+            tilted = settings.tilt > 0 and target_context.plan.target.token_share > 0
+            read = {"target", "space", "matching"} if tilted else set()  # else another target changes nothing
+            read |= {"model", "prompt_template"}
+            return {name: value for name, value in target_context.matching_inputs.items() if name in read}
         return target_context.matching_inputs | {"records": class_records(recipe, label, target)}
 
     return runs.run_sharded(
@@ -206,7 +210,8 @@ def labelled_texts(
     runs: StageRuns, recipe: Recipe, target_context: TargetContext, filtered: StageArtifact
 ) -> StageArtifact:
     """Give each text that the filters kept its class probabilities."""
-    uses_probe = recipe.labelling.probe and target_context.plan.target.probe_share > 0
+    matching = target_context.plan.target
+    uses_release = recipe.labelling.release and (matching.probe_share > 0 or matching.token_share > 0)
     return runs.run(
         labelling_stage,
         texts=filtered,
@@ -214,10 +219,10 @@ def labelled_texts(
         prompt_template=target_context.prompt_template,
         class_names=recipe.class_names,
         instructions=instructions_of(recipe),
-        matching=target_context.plan.target,
+        matching=matching,
         settings=recipe.labelling,
-        target=target_context.target if uses_probe else None,
-        space=target_context.space if uses_probe else None,
+        target=target_context.target if uses_release else None,
+        space=target_context.space if uses_release else None,
     )
 
 

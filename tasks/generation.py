@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
 from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings
@@ -11,6 +13,11 @@ from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradmm.lm.template import TokenisedTemplate
 
 #: Name of the figure with each class's shrinkage, see `MatchedTarget`.
 TARGET_SHRINKAGE = "target_trust"
@@ -35,8 +42,9 @@ def generation_shard(
     """Generate one shard of a class's texts.
 
     Args:
-        target, space, records, clipping_norm, matching: of the target to match; left out for method=written, whose
-            texts another target leaves unchanged.
+        target, space, matching: of the release; left out for method=written without a tilt, whose texts another
+            release leaves unchanged.
+        records, clipping_norm: of the target to match; left out for method=written.
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.generation.generation import generate, generation_figures, write
@@ -44,8 +52,11 @@ def generation_shard(
 
     if settings.method == "written":
         language_model, template = read_model(context, model, prompt_template)
+        tilt = None
+        if target is not None and matching is not None:
+            tilt = _tilt(target, space, template, matching, category.label, settings)
         texts = write(
-            language_model, template, category.instruction, category.name, shard, text_tokens, settings, seed
+            language_model, template, category.instruction, category.name, shard, text_tokens, settings, seed, tilt
         )
         return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(category.label): None}}
     assert target is not None
@@ -54,6 +65,7 @@ def generation_shard(
     attention = None if matching.matching == "head" else "eager"
     language_model, template = read_model(context, model, prompt_template, attention)
     label = category.label
+    tilt = _tilt(target, space, template, matching, label, settings)
     matched, where, shrinkage = matched_target(
         target, space, template, matching, label, records, clipping_norm, language_model.device
     )
@@ -70,8 +82,24 @@ def generation_shard(
         settings,
         seed,
         released_probe(target, where.features, template),
+        tilt,
     )
     return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): shrinkage}}
+
+
+def _tilt(
+    target: StageArtifact,
+    space: StageArtifact | None,
+    template: TokenisedTemplate,
+    matching: TargetGradientSettings,
+    label: int,
+    settings: GenerationSettings,
+) -> Tensor | None:
+    """Return what is added to the logits of a class's words; None without token rates."""
+    from gradmm.target.matched_target import released_naive_bayes
+
+    naive_bayes = released_naive_bayes(target, space, template, matching) if settings.tilt else None
+    return naive_bayes and settings.tilt * naive_bayes.log_ratios(template.labels.index(label))
 
 
 @stage_task("generation")

@@ -16,6 +16,7 @@ def mechanism_audit(
     context: RunContext,
     mechanism: GaussianMechanism,
     probe_share: float,
+    token_share: float,
     settings: MechanismAuditSettings,
     seed: int,
 ) -> Outcome:
@@ -27,7 +28,8 @@ def mechanism_audit(
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.audit import mechanism_audit as audit
 
-    found = audit.mechanism_audit(mechanism, ReleaseNorms.of(mechanism.clipping_norm, probe_share), settings, seed)
+    norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share, token_share)
+    found = audit.mechanism_audit(mechanism, norms, settings, seed)
     if not found.passes:
         raise RuntimeError(
             f"the mechanism's audit failed: {'; '.join(found.failed)}. Nothing private was read. A correct "

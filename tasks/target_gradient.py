@@ -181,7 +181,7 @@ def _publish(
     from gradmm.target.probe import fit_probe
     from gradmm.target.tables import to_table
 
-    values, moments = sums.release(mechanism)
+    values, moments, tokens = sums.release(mechanism)
     figures = {
         "records": {str(label): count for label, count in sums.records.items()},
         "text_tokens": {str(label): tokens for label, tokens in sums.text_tokens.items()},
@@ -196,4 +196,6 @@ def _publish(
             "second_moment_noise": moments.second_moment_noise,
             "probe_trust": fit_probe(where.features, moments).shrinkage,
         }
-    return publication.publish(to_table(values, moments), figures)
+    if tokens is not None:
+        figures["token_sum_noise"] = tokens.noise
+    return publication.publish(to_table(values, moments, tokens), figures)

@@ -2,12 +2,13 @@
 
 They go through the code that clips and sums real records (`RecordSums`), and adds noise to the sums
 (`TargetSums`). Each canary has coordinates of its own in every part of a record's vector: one of its class's
-gradient, one feature, and the square of this feature. Canaries are therefore orthogonal, and each is an experiment
-by itself.
+gradient, one feature, the square of this feature, and one token. Canaries are therefore orthogonal, and each is an
+experiment by itself.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +21,7 @@ from gradmm.gradients.head_gradient import HeadGradients
 from gradmm.privacy.clipped_sum import RecordSums, RecordVectors, UnitSizes
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
-from gradmm.target.probe import Moments
-from gradmm.target.target_gradient import TargetSums
+from gradmm.target.target_gradient import Released, TargetSums
 
 #: A canary's norm before clipping, in clipping norms. If clipping is skipped, its signal grows by this factor.
 CANARY_NORM = 10.0
@@ -63,7 +63,7 @@ class CanaryRelease:
 
     @cached_property
     def features(self) -> Float[Tensor, "canaries canaries"]:
-        """The canaries' features, of norm `CANARY_NORM`."""
+        """The canaries' features, and their tokens, of norm `CANARY_NORM`."""
         return CANARY_NORM * torch.eye(self.canaries, dtype=torch.float64)
 
     @cached_property
@@ -79,12 +79,13 @@ class CanaryRelease:
             signs, present = np.where(included, 1.0, -1.0), np.ones_like(included)
         factors = torch.from_numpy(signs)
         gradients, features = factors[:, None, None] * self.gradients, factors[:, None] * self.features
-        return self.sums_of(gradients, features, self.labels, torch.from_numpy(present))
+        return self.sums_of(gradients, features, features, self.labels, torch.from_numpy(present))
 
     def sums_of(
         self,
         gradients: Float[Tensor, "records rows columns"],
         features: Float[Tensor, "records features"],
+        tokens: Float[Tensor, "records tokens"],
         labels: Int[np.ndarray, " records"],
         present: Bool[Tensor, " records"],
         share: Float[Tensor, " records"] | None = None,
@@ -104,49 +105,57 @@ class CanaryRelease:
                 # As factors: the unit vector e_t as residual, and row t of the matrix as hidden state.
                 unit = torch.eye(ROWS, dtype=torch.float64).expand(len(rows), -1, -1)
                 probed = features[rows, None] if self.norms.second_moment else None
+                counted = share[rows, None] * tokens[rows] if self.norms.token_sum else None
                 units = UnitSizes(1 / share[rows], share[rows])
-                vectors = RecordVectors(HeadGradients(unit, dense, centre), probed, present[rows], units)
+                vectors = RecordVectors(HeadGradients(unit, dense, centre), probed, present[rows], units, counted)
                 sums.add(vectors, self.norms, self.mechanism)
         return TargetSums.of(by_label, self.norms, {})
 
-    def parts(self, values: dict[int, Tensor], moments: Moments | None) -> dict[str, Float[np.ndarray, " _"]]:
+    def parts(self, released: Released) -> dict[str, Float[np.ndarray, " _"]]:
         """Return each part of a release as a flat vector, in the units in which noise is added."""
+        values, moments, tokens = released
         vector = {f"gradient {label}": value for label, value in values.items()}
         if moments is not None:
             for label, total in moments.class_sums.items():
                 vector[f"class sum {label}"] = total * self.norms.class_sum
             vector["second moment"] = moments.second_moment * self.norms.second_moment
+        if tokens is not None:
+            for label, total in tokens.sums.items():
+                vector[f"token sum {label}"] = total * self.norms.token_sum
         return {part: value.double().flatten().numpy() for part, value in vector.items()}
 
     def released(self, sums: TargetSums) -> dict[str, Float[np.ndarray, " _"]]:
         """Release the sums once; return the parts of the noisy vector."""
-        return self.parts(*sums.release(self.mechanism))
+        return self.parts(sums.release(self.mechanism))
 
     def clean(self, sums: TargetSums) -> dict[str, Float[np.ndarray, " _"]]:
         """Return the parts of the noiseless vector."""
-        return self.parts(sums.values, sums.moments)
+        return self.parts(sums.clean)
 
     def scores(self, parts: dict[str, Float[np.ndarray, " _"]]) -> Float[np.ndarray, " canaries"]:
         """Project a release's vector on the direction in which each canary moves it."""
-        own = np.arange(self.canaries) // 2
-        gradient = np.where(self.labels == 0, parts["gradient 0"][own], parts["gradient 1"][own])
-        shares = np.array(self._moved) / np.linalg.norm(self._moved)
-        if len(shares) == 1:
-            return gradient
         each = np.arange(self.canaries)
-        class_sum = np.where(self.labels == 0, parts["class sum 0"][each], parts["class sum 1"][each])
-        moment = parts["second moment"].reshape(self.canaries, -1)[each, each]
-        return shares @ np.stack([gradient, class_sum, moment][: len(shares)])
+
+        def entries(part: str) -> Float[np.ndarray, " canaries"]:
+            """Return the entry that each canary moves."""
+            if part == "second moment":
+                return parts[part].reshape(self.canaries, -1)[each, each]
+            own = each // 2 if part == "gradient" else each
+            return np.where(self.labels == 0, parts[f"{part} 0"][own], parts[f"{part} 1"][own])
+
+        moved = self._moved
+        shares = np.array(list(moved.values())) / math.hypot(*moved.values())
+        return shares @ np.stack([entries(part) for part in moved])
 
     @property
     def shift(self) -> float:
         """The difference between a canary's scores when it is in and when it is out."""
-        return float(np.linalg.norm(self._moved)) * (2.0 if self.mechanism.adjacency == "replace" else 1.0)
+        return math.hypot(*self._moved.values()) * (2.0 if self.mechanism.adjacency == "replace" else 1.0)
 
     @property
-    def _moved(self) -> tuple[float, ...]:
+    def _moved(self) -> dict[str, float]:
         """How far a canary moves each part. Replaced by its negative, its second moment is the same."""
-        gradient, class_sum, second_moment = self.norms
-        if not second_moment:
-            return (gradient,)
-        return (gradient, class_sum) if self.mechanism.adjacency == "replace" else tuple(self.norms)
+        norms = {part.replace("_", " "): norm for part, norm in self.norms._asdict().items() if norm > 0}
+        if self.mechanism.adjacency == "replace":
+            norms.pop("second moment", None)
+        return norms

@@ -75,8 +75,8 @@ def check_sensitivity(release: CanaryRelease, rng: np.random.Generator) -> Check
     """Measure the largest distance by which one unit moves the noiseless sums of several, in clipping norms.
 
     Its records are long in all parts, in one part only, short, short before the centre is subtracted, or not
-    finite; the last must not move the sums. A record that is not present must not either. A unit has one record,
-    of either class, or one of each.
+    finite in a part; the last must not move the sums. A record that is not present must not either. A unit has one
+    record, of either class, or one of each.
     """
     direction = torch.from_numpy(rng.normal(size=release.gradients.shape[1:]))
     features = torch.from_numpy(rng.normal(size=release.canaries))
@@ -84,26 +84,31 @@ def check_sensitivity(release: CanaryRelease, rng: np.random.Generator) -> Check
     clipping_norm = release.mechanism.clipping_norm
     usual = CANARY_NORM * clipping_norm * direction
     vectors = [
-        (usual, CANARY_NORM * features),
-        (1e6 * usual, 0.0 * features),
-        (0.0 * usual, CANARY_NORM * features),
-        (0.05 * usual, 0.5 * features),
-        (-release.centre, features),
-        (math.inf * usual, features),
-        (usual, math.nan * features),
+        (usual, CANARY_NORM * features, CANARY_NORM * features),
+        (1e6 * usual, 0.0 * features, 0.0 * features),
+        (0.0 * usual, CANARY_NORM * features, 0.0 * features),
+        (0.0 * usual, 0.0 * features, CANARY_NORM * features),
+        (0.05 * usual, 0.5 * features, 0.5 * features),
+        (-release.centre, features, features),
+        (math.inf * usual, features, features),
+        (usual, math.nan * features, features),
+        (usual, features, math.nan * features),
     ]
     others = min(8, release.canaries)
     moved = []
-    for present, (gradient, own_features), classes in product((True, False), vectors, ([0], [1], [0, 1])):
+    for present, (gradient, own_features, own_tokens), classes in product(
+        (True, False), vectors, ([0], [1], [0, 1])
+    ):
         own = len(classes)
         gradients = torch.cat([release.gradients[:others], gradient.expand(own, -1, -1)])
         rows = torch.cat([release.features[:others], own_features.expand(own, -1)])
+        tokens = torch.cat([release.features[:others], own_tokens.expand(own, -1)])
         labels = np.append(release.labels[:others], classes)
         share = torch.ones(others + own, dtype=torch.float64)
         share[others:] = 1 / own
         without = torch.arange(others + own) < others
         fewer, more = (
-            release.clean(release.sums_of(gradients, rows, labels, counted, share))
+            release.clean(release.sums_of(gradients, rows, tokens, labels, counted, share))
             for counted in (without, without | present)
         )
         distances = [float(np.linalg.norm(more[part] - fewer[part])) for part in more]

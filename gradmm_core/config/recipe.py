@@ -119,6 +119,8 @@ class Recipe(Settings):
             raise ValueError("target_gradient.space: the full gradient requires space=full and centred=false")
         if self.target_gradient.probe_share > 0:
             raise ValueError("target_gradient.probe_share: the full gradient supports no probe; set 0")
+        if self.target_gradient.token_share > 0:
+            raise ValueError("target_gradient.token_share: the full gradient supports no token rates; set 0")
         if self.generation.method != "admm":
             raise ValueError("generation.method: the full gradient is matched by admm only; set admm")
         if self.loss_selection.by != "text":
@@ -144,6 +146,8 @@ class Recipe(Settings):
         auto_probe = self.target_gradient.probe_share > 0 and self.target_gradient.probe_dimensions == "auto"
         if auto_probe and self.privacy.declared_records is None:
             raise ValueError("privacy.declared_records: required by target_gradient.probe_dimensions=auto")
+        if self.target_gradient.token_share > 0 and self.privacy.declared_records is None:
+            raise ValueError("privacy.declared_records: required by target_gradient.token_share")
         if self.privacy.sampler == "discrete":
             self._check_discrete()
 

@@ -176,6 +176,12 @@ class TargetGradientSettings(Settings):
         description="Share of the squared clipping norm for a linear probe of the hidden states. Released with "
         "the gradient, it scores how well a text represents its class. 0: no probe, as in the paper.",
     )
+    token_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Share of the squared clipping norm for each class's token rates: how often its texts contain "
+        "each token of the vocabulary. They label texts, and tilt the words that are written. 0: none, as in the "
+        "paper.",
+    )
     probe_dimensions: Count | Literal["auto"] = Field(
         default="auto",
         description="Leading directions of public hidden states used by the probe. 'auto': as many as the noise "
@@ -183,6 +189,19 @@ class TargetGradientSettings(Settings):
     )
     public_texts: Count = Field(default=1000, description="Public texts sampled from the model per class.")
     public_text_tokens: Count = 25
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> TargetGradientSettings:
+        if self.probe_share + self.token_share >= 1:
+            raise ValueError("token_share: with probe_share it leaves nothing for the gradient; reduce one")
+        return self
+
+    def key_fields(self) -> dict[str, Any]:
+        """Return the settings that determine the result. A target without token rates keeps its earlier key."""
+        fields = super().key_fields()
+        if self.token_share == 0:
+            del fields["token_share"]
+        return fields
 
     @property
     def directions(self) -> int | None:
@@ -195,7 +214,7 @@ class TargetGradientSettings(Settings):
     @property
     def uses_public_text(self) -> bool:
         """Return whether the target's space, its centre or the probe needs text sampled from the model."""
-        return self.centred or self.space == "public-subspace" or self.probe_share > 0
+        return self.centred or self.space == "public-subspace" or self.probe_share > 0 or self.token_share > 0
 
 
 class AdmmSettings(Settings):
@@ -299,6 +318,11 @@ class GenerationSettings(Settings):
         description="Weight of a nat of the probe's loss, in units of the matching loss. Used by method=search if "
         "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
     )
+    tilt: Annotated[float, Field(ge=0, le=2)] = Field(
+        default=1.0,
+        description="Weight of the released token rates when words are sampled, by methods written and search. "
+        "0: sample as the model does. 1: write words as often as the class's records contain them.",
+    )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(
         default=20,
@@ -372,12 +396,12 @@ class LabellingSettings(Settings):
 
     labels: Literal["soft", "hard"] = Field(
         default="soft",
-        description="'soft': probabilities of the classes, by the calibrated model and the released probe. "
+        description="'soft': probabilities of the classes, by the calibrated model and what was released. "
         "'hard': the class that each text was written for, as in the paper.",
     )
-    probe: bool = Field(
+    release: bool = Field(
         default=True,
-        description="Use the released probe and the released numbers of records. false: the calibrated model "
+        description="Use the released probe, token rates and numbers of records. false: the calibrated model "
         "alone, which uses no private data.",
     )
     batch_size: Count = 64

@@ -1,4 +1,10 @@
-"""Generate synthetic texts of one class, to match the class's target or as the model writes them."""
+"""Generate synthetic texts of one class, to match the class's target or as the model writes them.
+
+With released token rates, the words that the model writes are tilted: a token's logit grows by the logarithm of
+how much more often the class's records contain it than the model's own texts. Exponential tilting is the change of
+a distribution that meets given rates at the smallest relative entropy. Here it does so approximately, since a
+text's later words depend on its earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -50,6 +56,7 @@ def generate(
     settings: GenerationSettings,
     seed: int,
     probe: Probe | None = None,
+    tilt: Float[Tensor, " vocab"] | None = None,
 ) -> pd.DataFrame:
     """Generate the texts of one shard that match a target, with the columns of the stage `generation`.
 
@@ -59,6 +66,7 @@ def generate(
     Args:
         target: the class's target, in the coordinates of `space`.
         probe: its loss is added to the matching loss; None if none was released.
+        tilt: added to the logits of the texts that a search begins with, see `write_texts`.
         text_tokens: n, the number of tokens that are optimised, or written before a text is cut. Released texts
             are tokenised again, and their matching loss is that of the released text.
 
@@ -74,7 +82,9 @@ def generate(
         )
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)
-    task = _Task(language_model, template, instruction, label_name, shard, text_tokens, settings, seed, objective)
+    task = _Task(
+        language_model, template, instruction, label_name, shard, text_tokens, settings, seed, tilt, objective
+    )
     with ComputeMeter(language_model) as meter:
         solve = _search(task) if settings.method == "search" else _admm(task)
         results = [result for batch in task.batches for result in in_parts_that_fit(solve, batch)]
@@ -98,18 +108,22 @@ def write(
     text_tokens: int,
     settings: GenerationSettings,
     seed: int,
+    tilt: Float[Tensor, " vocab"] | None = None,
 ) -> pd.DataFrame:
-    """Write the texts of one shard without a target, with the columns of the stage `generation`.
+    """Write the texts of one shard without a search, with the columns of the stage `generation`.
 
     As in `generate`, neither shards nor batches change the texts. There is no loss: `matching_loss` and
     `probe_loss` are NaN, and `loss_history` is empty.
+
+    Args:
+        tilt: added to the logits, see `write_texts`.
 
     Raises:
         InputError: if instruction and text are too long for the model, if its vocabulary has no words to write
             with, or if the log-perplexities are not finite.
     """
     PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
-    task = _Task(language_model, template, instruction, label_name, shard, text_tokens, settings, seed)
+    task = _Task(language_model, template, instruction, label_name, shard, text_tokens, settings, seed, tilt)
     with ComputeMeter(language_model) as meter:
         solve = _written(task)
         with tqdm(task.batches, desc=task.title, disable=None, leave=False) as batches:
@@ -150,6 +164,7 @@ class _Task:
     tokens: int
     settings: GenerationSettings
     seed: int
+    tilt: Float[Tensor, " vocab"] | None
     objective: Objective | None = None
 
     @property
@@ -182,7 +197,9 @@ def _search(task: _Task) -> _Solver:
     settings = task.settings.search
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     constraints = TextConstraints(task.language_model, task.template)
-    search = Search(task.language_model, task.objective, allowed, constraints, task.instruction, settings)
+    search = Search(
+        task.language_model, task.objective, allowed, constraints, task.instruction, settings, task.tilt
+    )
 
     def solve(numbers: range) -> GenerationResult:
         uniforms = np.stack([task.random(number).random((settings.draws, task.tokens)) for number in numbers])
@@ -210,7 +227,7 @@ def _admm(task: _Task) -> _Solver:
 def _written(task: _Task) -> _Solver:
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     constraints = TextConstraints(task.language_model, task.template)
-    writer = Writer(task.language_model, allowed, constraints, task.instruction, task.settings.written)
+    writer = Writer(task.language_model, allowed, constraints, task.instruction, task.settings.written, task.tilt)
     return lambda numbers: writer([task.random(number) for number in numbers], task.tokens)
 
 

@@ -123,6 +123,7 @@ class Search:
         constraints: TextConstraints,
         instruction: str,
         settings: SearchSettings,
+        tilt: Float[Tensor, " vocab"] | None = None,
     ) -> None:
         self._lm = language_model
         self._objective = objective
@@ -130,6 +131,7 @@ class Search:
         self._constraints = constraints
         self._prompt_cache = PromptCache(language_model, instruction)
         self._settings = settings
+        self._tilt = tilt
         self._ends = SentenceEnds(language_model) if settings.whole_sentences else None
         vocabulary, device = language_model.embeddings.shape[0], language_model.device
         # Edits insert neither disallowed words nor continuations of a word.
@@ -151,7 +153,7 @@ class Search:
         """
         count, number, tokens = uniforms.shape
         flat = uniforms.reshape(-1, tokens)
-        ids = write_texts(self._lm, self._allowed, self._prompt_cache, flat, self._settings.top_k)
+        ids = write_texts(self._lm, self._allowed, self._prompt_cache, flat, self._settings.top_k, tilt=self._tilt)
         if self._ends:
             ids = self._ends.cut(ids)
         draws = self._score(ids).shaped(count, number)

@@ -1,4 +1,4 @@
-"""Generate without a target: keep texts as the model writes them from the class's instruction."""
+"""Generate without a search: keep texts as the model writes them from the class's instruction."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ class Writer:
         constraints: TextConstraints,
         instruction: str,
         settings: WrittenSettings,
+        tilt: Float[Tensor, " vocab"] | None = None,
     ) -> None:
         self._lm = language_model
         self._allowed = allowed
         self._constraints = constraints
         self._settings = settings
+        self._tilt = tilt
         self._prompt_cache = PromptCache(language_model, instruction)
         self._ends = SentenceEnds(language_model) if settings.whole_sentences else None
 
@@ -59,7 +61,9 @@ class Writer:
 
     def _samples(self, generators: Sequence[np.random.Generator], tokens: int) -> Int[Tensor, "texts tokens"]:
         uniforms: Float[np.ndarray, "texts tokens"] = np.stack([random.random(tokens) for random in generators])
-        ids = write_texts(self._lm, self._allowed, self._prompt_cache, uniforms, self._settings.top_k)
+        ids = write_texts(
+            self._lm, self._allowed, self._prompt_cache, uniforms, self._settings.top_k, tilt=self._tilt
+        )
         return ids if self._ends is None else self._ends.cut(ids)
 
     def _valid(self, ids: Int[Tensor, "texts tokens"]) -> Bool[Tensor, " texts"]:

@@ -1,16 +1,17 @@
-"""Label texts by the model's own answer, calibrated, together with the probe that was released with the target.
+"""Label texts by the model's own answer, calibrated, together with what was released with the target.
 
-    p(c | text) = softmax over c of  z_c(text) - a_c + log q(c | text) + log s_c
+    p(c | text) = softmax over c of  z_c(text) - a_c + log q(c | text) + t_c(text) + log s_c
 
     z  the model's logits of the verbalisers, after text + suffix
     a  the mean of z over texts of all classes alike: over public texts, plus the change of this mean that a linear
        regression on public texts predicts for the released mean of the features
     q  the released probe
+    t  the scores of the naive Bayes classifier of the released token rates
     s  the classes' shares of the records, from the released counts
 
-Where no probe was released, p is the softmax of z - a with a from public texts alone: the calibrated model. The
-rest is post-processing of the release and costs no privacy. z and q share information, but their plain sum
-predicts better than corrected ones: see docs/research/labels.md.
+Terms that were not released are left out. Without any, p is the softmax of z - a with a from public texts alone:
+the calibrated model. The rest is post-processing of the release and costs no privacy. The terms share information,
+but their plain sum predicts better than corrected ones: see docs/research/labels.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gradmm.lm.classification import answer_logits
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
 from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.naive_bayes import NaiveBayes
 from gradmm.target.probe import Moments, Probe, fit_probe
 
 #: Leading features that the regression of the model's answers uses. More of them describe public texts only.
@@ -42,25 +44,29 @@ PRIOR_RECORDS = 10.0
 
 
 class Readings(NamedTuple):
-    """The model's class logits for some texts and the texts' features (without columns if there is no probe)."""
+    """The model's class logits for texts, their features (no columns if there is no probe) and their token ids."""
 
     logits: Float[Tensor, "texts classes"]
     features: Float[Tensor, "texts dimensions"]
+    texts: Sequence[list[int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """The terms of p(c | text) that do not depend on the text, and the probe; float64, on the CPU."""
+    """The terms of p(c | text) that do not depend on the text, and the classifiers; float64, on the CPU."""
 
     offset: Float[Tensor, " classes"]
     log_shares: Float[Tensor, " classes"]
-    probe: Probe | None
+    probe: Probe | None = None
+    naive_bayes: NaiveBayes | None = None
 
     def probabilities(self, readings: Readings) -> Float[Tensor, "texts classes"]:
         """Compute p(c | text); each row adds up to 1."""
         scores = readings.logits - self.offset + self.log_shares
         if self.probe is not None:
             scores = scores + self.probe.of_features(readings.features)
+        if self.naive_bayes is not None:
+            scores = scores + self.naive_bayes.scores(readings.texts)
         return scores.softmax(dim=1)
 
 
@@ -97,7 +103,7 @@ def read_texts(
     if not logits.isfinite().all():
         fix = "set model.dtype=float32, or use another model"
         raise InputError("the model's logits are not finite", "model.name", fix)
-    return Readings(logits, mapped)
+    return Readings(logits, mapped, texts)
 
 
 def calibrated_model(public: Mapping[int, Readings]) -> Teacher:
@@ -107,20 +113,36 @@ def calibrated_model(public: Mapping[int, Readings]) -> Teacher:
         public: readings of public texts, by the label that they were written for.
     """
     offset = torch.stack([readings.logits.mean(dim=0) for readings in public.values()]).mean(dim=0)
-    return Teacher(offset, torch.zeros_like(offset), None)
+    return Teacher(offset, torch.zeros_like(offset))
 
 
-def teacher_of(public: Mapping[int, Readings], features: TextFeatures, moments: Moments) -> Teacher:
-    """Return the teacher that knows the release.
+def teacher_of(
+    public: Mapping[int, Readings],
+    features: TextFeatures | None,
+    moments: Moments | None,
+    naive_bayes: NaiveBayes | None = None,
+) -> Teacher:
+    """Return the teacher that knows the release; the calibrated model if nothing was released.
 
     Args:
         public: readings of public texts, by the label that they were written for, with `features`.
-        moments: as released with the target.
+        features, moments: of the released probe; None without one.
+        naive_bayes: None if no token rates were released.
     """
-    released = moments.class_means()
-    smoothed = released.counts + PRIOR_RECORDS + released.count_noise
-    offset = calibrated_model(public).offset + _answer_shift(public, moments)
-    return Teacher(offset, (smoothed / smoothed.sum()).log(), fit_probe(features, moments))
+    teacher = dataclasses.replace(calibrated_model(public), naive_bayes=naive_bayes)
+    counts = []
+    if moments is not None and features is not None:
+        offset = teacher.offset + _answer_shift(public, moments)
+        teacher = dataclasses.replace(teacher, offset=offset, probe=fit_probe(features, moments))
+        released = moments.class_means()
+        counts.append((released.count_noise, released.counts))
+    if naive_bayes is not None:
+        counts.append((naive_bayes.count_noise, naive_bayes.counts))
+    if not counts:
+        return teacher
+    noise, records = min(counts, key=lambda each: each[0])
+    smoothed = records + PRIOR_RECORDS + noise
+    return dataclasses.replace(teacher, log_shares=(smoothed / smoothed.sum()).log())
 
 
 def _answer_shift(public: Mapping[int, Readings], moments: Moments) -> Float[Tensor, " classes"]:

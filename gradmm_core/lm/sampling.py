@@ -1,4 +1,4 @@
-"""Sampling of public texts: the model continues a public instruction, without access to private data."""
+"""Sampling of texts: the model continues a public instruction, and has no access to private data."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def write_texts(
     uniforms: Float[np.ndarray, "count tokens"],
     top_k: int = 200,
     batch_size: int = 256,
+    tilt: Float[Tensor, " vocab"] | None = None,
 ) -> Int[Tensor, "count tokens"]:
     """Sample texts that continue a prompt, each token among the `top_k` likeliest allowed (temperature 1).
 
@@ -28,8 +29,12 @@ def write_texts(
 
     Args:
         uniforms: numbers in [0, 1), one per token.
+        tilt: added to the logits of tokens that begin a word, before the likeliest are found. Those that continue
+            a word depend on its beginning, and are left as they are.
     """
     head = language_model.head[allowed.ids]
+    if tilt is not None:
+        tilt = tilt.to(head)[allowed.ids].masked_fill(allowed.continues_word, 0.0)
     parts = []
     for start in range(0, len(uniforms), batch_size):
         drawn = torch.from_numpy(uniforms[start : start + batch_size])
@@ -39,6 +44,8 @@ def write_texts(
             if j > 0:
                 hidden = prompt_cache.append(cache, text[:, -1:])
             logits = language_model.augment(hidden) @ head.mT
+            if tilt is not None:
+                logits = logits + tilt
             if j == 0:
                 logits = allowed.first_logits(logits)
             likely = logits.topk(min(top_k, logits.shape[1]), dim=1)

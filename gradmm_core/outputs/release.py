@@ -172,11 +172,17 @@ def how_texts_were_labelled(run: RunRecord) -> str:
     if run.recipe.labelling.labels == "hard":
         return "Each text has the class that it was written for, with probability 1."
     model = "the model's answer to the text in the template, calibrated by public text"
-    if not (run.recipe.labelling.probe and run.plan.target.probe_share > 0):
+    target = run.plan.target
+    classifiers = {
+        "the linear probe": target.probe_share > 0,
+        "the naive Bayes classifier of tokens": target.token_share > 0,
+    }
+    used = [name for name, released in classifiers.items() if released and run.recipe.labelling.release]
+    if not used:
         return f"The probabilities are {model}."
     return (
-        f"The probabilities combine {model}, with the linear probe that the released statistics define and the "
-        "released numbers of records."
+        f"The probabilities combine {model}, with {' and '.join(used)} that the released statistics define, and "
+        "the released numbers of records."
     )
 
 
@@ -220,7 +226,8 @@ def _target_space(settings: TargetGradientSettings) -> str:
     size = f" of {settings.subspace_dimensions} dimensions" if settings.space == "public-subspace" else ""
     centred = ", centred on the gradient of public text" if settings.centred else ""
     probe = f"; {settings.probe_share:.0%} of C squared for a probe" if settings.probe_share > 0 else ""
-    return f"{settings.space}{size}{centred}{probe}"
+    tokens = f"; {settings.token_share:.0%} for token rates" if settings.token_share > 0 else ""
+    return f"{settings.space}{size}{centred}{probe}{tokens}"
 
 
 def _assumed_public(recipe: Recipe) -> str:

@@ -80,12 +80,15 @@ class RecordVectors(NamedTuple):
             probe.
         present: false at rows without a record.
         units: None if each record is a unit.
+        tokens: `token_presence` of each text, of norm at most 1, float64; of a unit, the sum over its records of
+            this class, divided by the number of all its records. None if no token sums are released.
     """
 
     gradients: HeadGradients
     features: Float[Tensor, "rows texts features"] | None
     present: Bool[Tensor, " rows"]
     units: UnitSizes | None = None
+    tokens: Float[Tensor, "rows tokens"] | None = None
 
 
 class UnitSizes(NamedTuple):
@@ -103,6 +106,7 @@ class RecordSums:
         gradient: rows x dimensions; the clipped gradients.
         class_sum: 1 x features; the features x, times `norms.class_sum`. Zero without a probe.
         second_moment: features x features; x x^T, times `norms.second_moment`. Zero without a probe.
+        token_sum: 1 x tokens; the texts' tokens, times `norms.token_sum`. Zero if not released.
         records: the number of records that were added.
         ignored: the number of those that count as zero.
     """
@@ -110,6 +114,7 @@ class RecordSums:
     gradient: ClippedSum = field(default_factory=ClippedSum)
     class_sum: ClippedSum = field(default_factory=ClippedSum)
     second_moment: ClippedSum = field(default_factory=ClippedSum)
+    token_sum: ClippedSum = field(default_factory=ClippedSum)
     records: int = 0
     ignored: int = 0
 
@@ -120,10 +125,12 @@ class RecordSums:
         up to C^2 over the classes, which have coordinates of their own. The second moment is one sum over all
         classes, so its norm is w C.
         """
-        gradients, features, present, units = vectors
+        gradients, features, present, units, tokens = vectors
         finite = gradients.norms().isfinite()
         if features is not None:
             finite &= features.isfinite().flatten(1).all(dim=1)
+        if tokens is not None:
+            finite &= tokens.isfinite().all(dim=1)
         counted = present if mechanism is None else present & finite
         one = torch.ones_like(finite, dtype=torch.float64)
         records, share = units or UnitSizes(one, one)
@@ -135,6 +142,9 @@ class RecordSums:
             self.class_sum.add(sums, norms.class_sum * share.sqrt(), mechanism, counted)
             products = HeadGradients(weights * features, norms.second_moment * features)
             self.second_moment.add(products, norms.second_moment * share, mechanism, counted)
+        if tokens is not None:
+            whole = HeadGradients(torch.ones_like(tokens[:, :1, None]), norms.token_sum * tokens[:, None])
+            self.token_sum.add(whole, norms.token_sum * share.sqrt(), mechanism, counted)
         self.gradient.add(gradients, norms.gradient * share.sqrt(), mechanism, counted)
         self.records += int(present.sum())
         self.ignored += int((present & ~counted).sum())

@@ -108,7 +108,13 @@ def release_of(
         adjacency=mechanism.adjacency,
         unit_column=unit_column,
         noise="discrete-gaussian" if mechanism.discrete else "gaussian",
-        space=f"{space}, and a probe" if settings.probe_share > 0 else space,
+        space=", and ".join(
+            [
+                space,
+                *(["a probe"] if settings.probe_share > 0 else []),
+                *(["token rates"] if settings.token_share > 0 else []),
+            ]
+        ),
         stage_key=stage_key,
         settings_key=settings_key,
     )

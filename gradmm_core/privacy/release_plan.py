@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import Settings, TargetGradientSettings
 from gradmm.privacy.mechanism import GaussianMechanism, gaussian_mechanism
-from gradmm.privacy.sensitivity import ReleaseNorms, with_probe_dimensions
+from gradmm.privacy.sensitivity import ReleaseNorms, with_parts_that_fit
 
 
 class ReleasePlan(Settings):
@@ -13,7 +13,8 @@ class ReleasePlan(Settings):
 
     Attributes:
         mechanism: adds the noise; None in a run without privacy.
-        target: the recipe's `target_gradient`, with a number for `probe_dimensions="auto"`, or without a probe.
+        target: the recipe's `target_gradient`, with a number for `probe_dimensions="auto"`, and without the parts
+            that the noise would drown.
         clipping_norm: C, the largest norm of one record's whole vector.
         declared_records: the public size of the data set; None if it is not declared.
     """
@@ -26,7 +27,7 @@ class ReleasePlan(Settings):
     @property
     def norms(self) -> ReleaseNorms:
         """The largest norm of each part of one record's vector."""
-        return ReleaseNorms.of(self.clipping_norm, self.target.probe_share)
+        return ReleaseNorms.of(self.clipping_norm, self.target.probe_share, self.target.token_share)
 
     @property
     def charged(self) -> bool:
@@ -44,8 +45,12 @@ def release_plan(recipe: Recipe) -> ReleasePlan:
     mechanism = gaussian_mechanism(privacy)
     return ReleasePlan(
         mechanism=mechanism,
-        target=with_probe_dimensions(
-            recipe.target_gradient, privacy.clipping_norm, mechanism and mechanism.sigma, privacy.declared_records
+        target=with_parts_that_fit(
+            recipe.target_gradient,
+            privacy.clipping_norm,
+            mechanism and mechanism.sigma,
+            privacy.declared_records,
+            len(recipe.classes),
         ),
         clipping_norm=privacy.clipping_norm,
         declared_records=privacy.declared_records,

@@ -1,8 +1,9 @@
 """Divide the clipping norm among the parts of a record's vector, and size the probe to the noise.
 
-A record's vector has three parts: its gradient, its text's features, and the products of these features. Each part
-is clipped to its own norm, and the squares of the three norms add up to C^2. The whole vector therefore has a norm
-of at most C, and one Gaussian release of its sum has the privacy cost of releasing the gradients alone.
+A record's vector has up to four parts: its gradient, its text's features, the products of these features, and its
+text's tokens. Each part is clipped to its own norm, and the squares of the norms add up to C^2. The whole vector
+therefore has a norm of at most C, and one Gaussian release of its sum has the privacy cost of releasing the
+gradients alone.
 """
 
 from __future__ import annotations
@@ -15,65 +16,94 @@ from gradmm.config.settings import TargetGradientSettings
 #: The class sums' share of the probe's part of C^2. The second moment, with far more coordinates, has the rest.
 CLASS_SUM_SHARE = 0.3
 
-#: The constant appended to a record's features, which have norm at most 1. Its sum counts the records.
+#: The constant appended to a record's features, and to its tokens, which have norm at most 1. Its sum counts the
+#: records.
 CONSTANT = 0.5
 
 #: The largest number of a probe's dimensions.
 MAX_DIMENSIONS = 1024
+
+#: Share of a class's records that contain one of its common tokens.
+COMMON_TOKEN = 0.05
 
 #: Below this, the search exploits the probe's errors: see docs/research/few-records.md, "Few rows and much noise".
 MIN_DIMENSIONS = 16
 
 
 class ReleaseNorms(NamedTuple):
-    """The largest norm of each part of one record's vector; zero for the probe's parts without a probe."""
+    """The largest norm of each part of one record's vector; zero for a part that is not released."""
 
     gradient: float
     class_sum: float = 0.0
     second_moment: float = 0.0
+    token_sum: float = 0.0
 
     @classmethod
     def of(
-        cls, clipping_norm: float, probe_share: float, class_sum_share: float = CLASS_SUM_SHARE
+        cls,
+        clipping_norm: float,
+        probe_share: float,
+        token_share: float = 0.0,
+        class_sum_share: float = CLASS_SUM_SHARE,
     ) -> ReleaseNorms:
         """Divide C = `clipping_norm`, so that the squares of the norms add up to C^2.
 
         Args:
-            probe_share: the probe's share of C^2; at least 0 and less than 1.
+            probe_share, token_share: shares of C^2 of the probe and of the token sums; at least 0, and less than 1
+                together.
             class_sum_share: the class sums' share of the probe's part.
         """
         probe = clipping_norm * math.sqrt(probe_share)
         return cls(
-            clipping_norm * math.sqrt(1 - probe_share),
+            clipping_norm * math.sqrt(1 - probe_share - token_share),
             probe * math.sqrt(class_sum_share),
             probe * math.sqrt(1 - class_sum_share),
+            clipping_norm * math.sqrt(token_share),
         )
 
 
-def with_probe_dimensions(
+def with_parts_that_fit(
     settings: TargetGradientSettings,
     clipping_norm: float,
     sigma: float | None,
     declared_records: int | None,
+    classes: int,
 ) -> TargetGradientSettings:
-    """Replace `probe_dimensions='auto'` by `fitting_dimensions`, at most `MAX_DIMENSIONS`.
+    """Leave out parts that the noise would drown, and replace `probe_dimensions='auto'` by a number.
 
-    If fewer than `MIN_DIMENSIONS` fit, there is no probe, and the gradient has all of C^2. The result depends on
-    public quantities only.
+    Token rates are left out if `tokens_fit` says so; the probe then has their share of C^2. The probe has
+    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, there is no probe, and the
+    gradient has its share. The result depends on public quantities only.
 
     Args:
         sigma: standard deviation of the release's noise; None without noise.
     """
+    if sigma is not None and settings.token_share > 0:
+        assert declared_records is not None  # the recipe's validation requires it
+        norm = ReleaseNorms.of(clipping_norm, settings.probe_share, settings.token_share).token_sum
+        if not tokens_fit(norm, sigma, declared_records, classes):
+            share = settings.probe_share + settings.token_share if settings.probe_share else 0.0
+            settings = settings.model_copy(update={"token_share": 0.0, "probe_share": share})
     if settings.probe_share == 0 or settings.probe_dimensions != "auto":
         return settings
     if sigma is None:
         return settings.model_copy(update={"probe_dimensions": MAX_DIMENSIONS})
     assert declared_records is not None  # the recipe's validation requires it
-    norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
+    norms = ReleaseNorms.of(clipping_norm, settings.probe_share, settings.token_share)
     fitting = fitting_dimensions(norms.second_moment, sigma, declared_records)
     if fitting < MIN_DIMENSIONS:
         return settings.model_copy(update={"probe_share": 0.0})
     return settings.model_copy(update={"probe_dimensions": min(MAX_DIMENSIONS, fitting)})
+
+
+def tokens_fit(token_sum_norm: float, sigma: float, records: int, classes: int) -> bool:
+    """Return whether a common token of a class stands out from the noise in its class's token sum.
+
+    A token that is in `COMMON_TOKEN` of the records of a class, each of about 16 different tokens and so with an
+    entry of 1/4, has to move the sum by three standard deviations.
+    """
+    moved = COMMON_TOKEN * records / classes / 4
+    return moved * token_sum_norm >= 3 * sigma * math.sqrt(1 + CONSTANT**2)
 
 
 def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:

@@ -37,7 +37,7 @@ def zero_shot(recipe: Recipe) -> Recipe:
 
 def soft_zero_shot(recipe: Recipe) -> Recipe:
     """Label the texts of `zero_shot` by the calibrated model, without the released probe and without a filter."""
-    soft = recipe.labelling.model_copy(update={"labels": "soft", "probe": False})
+    soft = recipe.labelling.model_copy(update={"labels": "soft", "release": False})
     unfiltered = recipe.label_filter.model_copy(update={"enabled": False})
     return zero_shot(recipe).model_copy(update={"labelling": soft, "label_filter": unfiltered})
 
@@ -53,9 +53,9 @@ def few_shot(recipe: Recipe) -> Recipe:
 
 
 def rerank(recipe: Recipe, draws: int) -> Recipe:
-    """Keep the best matching of `draws` written texts for each example, without edits and without the probe."""
+    """Keep the best matching of `draws` written texts for each example, without edits, tilt and probe."""
     search = recipe.generation.search.model_copy(update={"draws": draws, "rounds": 0, "fluency": 0.0})
-    update = {"method": "search", "search": search, "probe_weight": 0.0}
+    update = {"method": "search", "search": search, "probe_weight": 0.0, "tilt": 0.0}
     return recipe.model_copy(update={"generation": recipe.generation.model_copy(update=update)})
 
 

@@ -21,7 +21,7 @@ from gradmm.storage.location import Location, read_bytes
 SECONDS_BETWEEN_WRITES = 30.0
 
 #: A class's sums, and the tensors of each.
-PARTS = ("gradient", "class_sum", "second_moment")
+PARTS = ("gradient", "class_sum", "second_moment", "token_sum")
 DIGITS = ("high", "low")
 
 #: The file starts with the SHA-256 of the rest, which is in the safetensors format.
@@ -36,7 +36,7 @@ class UnfinishedSums:
     written: float = field(default_factory=lambda: time.monotonic())
 
     def read(self) -> dict[int, RecordSums]:
-        """Read the sums of an earlier run by label; empty if there is no file or it is damaged."""
+        """Read the sums of an earlier run by label; empty if there is no file, or a damaged or older one."""
         try:
             content = read_bytes(self.file)
         except FileNotFoundError:
@@ -48,6 +48,8 @@ class UnfinishedSums:
         sums = {}
         for label in dict.fromkeys(name.split()[0] for name in stored):
             records, ignored, *clipped = stored[f"{label} counts"].tolist()
+            if len(clipped) != len(PARTS):  # written by a version with other parts
+                return {}
             parts = {
                 part: ClippedSum(*(stored[f"{label} {part} {digits}"] for digits in DIGITS), clipped=count)
                 for part, count in zip(PARTS, clipped, strict=True)

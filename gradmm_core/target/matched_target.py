@@ -1,4 +1,4 @@
-"""Read the target that one class's texts have to match, and the released probe, from the stages' artifacts."""
+"""Read the target that one class's texts have to match, and what else was released, from the stages' artifacts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from gradmm.lm.template import TokenisedTemplate
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.target.features import TextFeatures
+from gradmm.target.naive_bayes import NaiveBayes, fit_naive_bayes
 from gradmm.target.probe import Moments, Probe, fit_probe
-from gradmm.target.tables import matrix_of, moments_of
-from gradmm.target.target_space import TargetSpace, difference_shrinkage, from_table
+from gradmm.target.tables import matrix_of, moments_of, token_sums_of
+from gradmm.target.target_space import (
+    TargetSpace,
+    difference_shrinkage,
+    from_table,
+    token_rates_from_table,
+)
 
 
 class MatchedTarget(NamedTuple):
@@ -49,7 +55,7 @@ def matched_target(
     where = from_table(space and space.read_table(), template, matching, device)
     if space is None or records is None:
         return MatchedTarget(released, where, None)
-    norm = ReleaseNorms.of(clipping_norm, matching.probe_share).gradient
+    norm = ReleaseNorms.of(clipping_norm, matching.probe_share, matching.token_share).gradient
     shrinkage = difference_shrinkage(released, records, norm, target.figures["sigma"] or 0.0)
     clip_scale = space.figures["clip_scale"][str(label)]
     mean = where.mean_gradient(released.to(device), label, records, clip_scale, shrinkage)
@@ -67,3 +73,17 @@ def released_moments(target: StageArtifact, template: TokenisedTemplate) -> Mome
     """Read the sums over the records that were released with the target for a probe."""
     noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
     return moments_of(target.read_table(), template.labels, noise)
+
+
+def released_naive_bayes(
+    target: StageArtifact,
+    space: StageArtifact | None,
+    template: TokenisedTemplate,
+    matching: TargetGradientSettings,
+) -> NaiveBayes | None:
+    """Fit the naive Bayes classifier to the token rates that were released with the target; None without any."""
+    if space is None or matching.token_share == 0:
+        return None
+    released = token_sums_of(target.read_table(), template.labels, target.figures["token_sum_noise"])
+    public = token_rates_from_table(space.read_table())
+    return fit_naive_bayes(released, public, matching.public_texts * len(public))

@@ -29,6 +29,7 @@ from gradmm.lm.template import TokenIds, TokenisedTemplate, make_batch
 from gradmm.privacy.clipped_sum import RecordVectors
 from gradmm.target.features import text_means
 from gradmm.target.target_space import TargetSpace
+from gradmm.target.token_rates import token_presence
 
 logger = logging.getLogger("gradmm.target")
 
@@ -104,7 +105,11 @@ class RecordBatches:
         gradients, features = self._heads(texts + [[FILLER]] * (rows - len(texts)), length, label)
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
         each = None if features is None else features[:, None]
-        return RecordVectors(self.space.project(gradients, label), each, present)
+        tokens = None
+        if self.space.token_rates:
+            fillers: list[list[int]] = [[]] * (rows - len(texts))
+            tokens = token_presence(texts + fillers, len(self.language_model.embeddings)).to(present.device)
+        return RecordVectors(self.space.project(gradients, label), each, present, tokens=tokens)
 
     def _heads(
         self, texts: list[list[int]], length: int, label: int

@@ -1,4 +1,4 @@
-"""Convert target gradients and a probe's moments to rows of a table, and back."""
+"""Convert target gradients, a probe's moments and token sums to rows of a table, and back."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradmm.target.probe import Moments
+from gradmm.target.token_rates import TokenSums
 
 #: Width of a chunk of a flattened full gradient.
 CHUNK = 256
 
 
-def to_table(values: dict[int, Tensor], moments: Moments | None = None) -> pa.Table:
+def to_table(
+    values: dict[int, Tensor], moments: Moments | None = None, tokens: TokenSums | None = None
+) -> pa.Table:
     """Write one row per matrix row. A flat vector is cut into chunks; the last one is padded with zeros.
 
-    Each class sum of a probe is one row of the part "class_sum". The second moment has the label -1.
+    Each class sum of a probe is one row of the part "class_sum", each token sum one of the part "token_sum". The
+    second moment has the label -1.
     """
     parts = [("gradient", label, _rows(value)) for label, value in values.items()]
     if moments is not None:
         parts += [("class_sum", label, total[None]) for label, total in moments.class_sums.items()]
         parts += [("second_moment", -1, moments.second_moment)]
+    if tokens is not None:
+        parts += [("token_sum", label, total[None]) for label, total in tokens.sums.items()]
     counts = [len(matrix) for _, _, matrix in parts]
     return pa.table(
         {
@@ -52,6 +58,15 @@ def moments_of(table: pa.Table, labels: Sequence[int], noise: tuple[float, float
     """
     sums = {label: matrix_of(table, label, "class_sum")[0].double() for label in labels}
     return Moments(sums, matrix_of(table, -1, "second_moment").double(), *noise)
+
+
+def token_sums_of(table: pa.Table, labels: Sequence[int], noise: float) -> TokenSums:
+    """Read the token sums from a table that contains them.
+
+    Args:
+        noise: the noise's standard deviation in each entry.
+    """
+    return TokenSums({label: matrix_of(table, label, "token_sum")[0].double() for label in labels}, noise)
 
 
 def vectors(matrices: Sequence[Tensor]) -> pa.LargeListArray:

@@ -1,11 +1,13 @@
 """Compute the target: each class's sum of the real examples' clipped gradients, plus noise in a private run.
 
-The same noisy vector contains the sums that the linear probe is fitted to (see `probe`).
+The same noisy vector contains the sums that the linear probe is fitted to (see `probe`), and those of the texts'
+tokens (see `token_rates`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +29,16 @@ from gradmm.target.checkpoint import UnfinishedSums
 from gradmm.target.probe import Moments
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import FULL, TargetSpace
+from gradmm.target.token_rates import TokenSums
 from gradmm.target.unit_groups import UnitGroups
+
+
+class Released(NamedTuple):
+    """The parts of a release: gradients by label, and the moments of a probe and token sums, if there are any."""
+
+    values: dict[int, Tensor]
+    moments: Moments | None
+    tokens: TokenSums | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,7 @@ class TargetSums:
         clip_fraction: the share of records whose gradient was clipped.
         norms: the norm to which each part of a record's vector is clipped.
         class_sums, second_moment: the probe's sums, in the units of the release (`norms`); None without a probe.
+        token_sums: in the units of the release; None if not released.
     """
 
     values: dict[int, Tensor]
@@ -53,6 +65,7 @@ class TargetSums:
     norms: ReleaseNorms
     class_sums: dict[int, Tensor] | None = None
     second_moment: Tensor | None = None
+    token_sums: dict[int, Tensor] | None = None
 
     @classmethod
     def of(cls, sums: dict[int, RecordSums], norms: ReleaseNorms, text_tokens: dict[int, float]) -> TargetSums:
@@ -73,24 +86,31 @@ class TargetSums:
             second_moment=torch.stack([of_class.second_moment.total for of_class in sums.values()]).sum(dim=0)
             if probed
             else None,
+            token_sums={label: of_class.token_sum.total[0] for label, of_class in sums.items()}
+            if norms.token_sum > 0
+            else None,
         )
 
     @property
-    def moments(self) -> Moments | None:
-        """The moments of the noiseless sums; None without a probe."""
-        return self._moments(self.class_sums, self.second_moment, 0.0)
+    def clean(self) -> Released:
+        """The noiseless sums in the form of a release."""
+        moments = self._moments(self.class_sums, self.second_moment, 0.0)
+        return Released(self.values, moments, self._tokens(self.token_sums, 0.0))
 
-    def release(self, mechanism: GaussianMechanism | None) -> tuple[dict[int, Tensor], Moments | None]:
+    def release(self, mechanism: GaussianMechanism | None) -> Released:
         """Add noise to all sums, which are one vector. Every call draws fresh noise and is one more release."""
         if mechanism is None:
-            return self.values, self.moments
+            return self.clean
         values = _noisy(self.values, mechanism)
-        if self.class_sums is None or self.second_moment is None:
-            return values, None
+        moments, tokens = None, None
         # Noise before scaling: the discrete guarantee holds for sums on the sampler's grid.
-        class_sums = _noisy(self.class_sums, mechanism)
-        second_moment = _noisy({-1: self.second_moment}, mechanism)[-1]
-        return values, self._moments(class_sums, second_moment, mechanism.sigma)
+        if self.class_sums is not None and self.second_moment is not None:
+            class_sums = _noisy(self.class_sums, mechanism)
+            second_moment = _noisy({-1: self.second_moment}, mechanism)[-1]
+            moments = self._moments(class_sums, second_moment, mechanism.sigma)
+        if self.token_sums is not None:
+            tokens = self._tokens(_noisy(self.token_sums, mechanism), mechanism.sigma)
+        return Released(values, moments, tokens)
 
     def _moments(
         self, class_sums: dict[int, Tensor] | None, second_moment: Tensor | None, sigma: float
@@ -98,9 +118,16 @@ class TargetSums:
         """Convert the sums from the units of the release to those of the features."""
         if class_sums is None or second_moment is None:
             return None
-        _, sum_norm, moment_norm = self.norms
+        sum_norm, moment_norm = self.norms.class_sum, self.norms.second_moment
         unscaled = {label: total / sum_norm for label, total in class_sums.items()}
         return Moments(unscaled, second_moment / moment_norm, sigma / sum_norm, sigma / moment_norm)
+
+    def _tokens(self, token_sums: dict[int, Tensor] | None, sigma: float) -> TokenSums | None:
+        """Convert the sums from the units of the release to those of `token_presence`."""
+        if token_sums is None:
+            return None
+        norm = self.norms.token_sum
+        return TokenSums({label: total / norm for label, total in token_sums.items()}, sigma / norm)
 
     def cosines(self, noisy: dict[int, Tensor]) -> dict[int, float]:
         """Compute the cosine of each class's noisy and noiseless sum; the centred cosine if sums are centred."""
@@ -154,7 +181,11 @@ def target_sums(
     rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
     text_tokens = {label: float(texts.lengths[of].sum() / max(1, len(of))) for label, of in rows.items()}
     if settings.matching == "head":
-        norms = ReleaseNorms.of(clipping_norm, 0.0 if space.features is None else settings.probe_share)
+        norms = ReleaseNorms.of(
+            clipping_norm,
+            0.0 if space.features is None else settings.probe_share,
+            settings.token_share if space.token_rates else 0.0,
+        )
         record_batches = RecordBatches(language_model, template, space, settings.batch_size, private)
         running = unfinished.read() if unfinished else {}
         for label in template.labels:

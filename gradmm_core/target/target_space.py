@@ -12,16 +12,18 @@ most of a class's gradient. With `centred`, the mean gradient of the class's pub
 example's gradient before clipping, so that only the data's difference from it is released. Texts then match the
 mean gradient that follows (`mean_gradient`), or the difference itself.
 
-If a probe is released with the target, the space also contains the map from a text's hidden states to features.
+If a probe is released with the target, the space also contains the map from a text's hidden states to features; if
+token rates are, it contains those of the public texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -36,6 +38,7 @@ from gradmm.lm.template import Batch, TokenisedTemplate, make_batch
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.tables import matrix_of, vectors
+from gradmm.target.token_rates import mean_rates
 
 #: Public text is the same in every run: the recipe's seed must not change the target space.
 SEED = 0
@@ -45,13 +48,15 @@ SEED = 0
 class TargetSpace:
     """The map and, in its coordinates, the centre of each class.
 
-    `rows` is None if all rows are kept, `basis` if all columns are, `features` if there is no probe.
+    `rows` is None if all rows are kept, `basis` if all columns are, `features` if there is no probe. `token_rates`
+    are those of each class's public texts; empty if none are released.
     """
 
     rows: Int[Tensor, " rows"] | None
     basis: Float[Tensor, "width dimensions"] | None
     centres: dict[int, Float[Tensor, "rows dimensions"]]
     features: TextFeatures | None = None
+    token_rates: dict[int, Float[Tensor, " vocabulary"]] = field(default_factory=dict)
 
     def project(self, gradients: HeadGradients, label: int) -> HeadGradients:
         """Map the gradients of a batch of one class's examples to this space, and subtract the class's centre."""
@@ -185,6 +190,9 @@ def make_target_space(
             for batch in batches(label)
         ]
         space = replace(space, features=TextFeatures.of_public(torch.cat(public).cpu(), probe_dimensions))
+    if settings.token_share > 0:
+        vocabulary = len(language_model.embeddings)
+        space = replace(space, token_rates={label: mean_rates(texts[label], vocabulary) for label in texts})
     statistics = {}
     for label in texts:
         plain = means[label]
@@ -230,12 +238,16 @@ def _rows(
 
 
 def to_table(space: TargetSpace) -> pa.Table:
-    """Write the rows of the basis, of each class's centre, and of the features' mean and map; -1 for no label."""
+    """Write the rows of the basis, of each class's centre and token rates, and of the features' mean and map.
+
+    The label is -1 where a part has none.
+    """
     parts = ([] if space.basis is None else [("basis", -1, space.basis)]) + [
         ("centre", label, centre) for label, centre in space.centres.items()
     ]
     if space.features is not None:
         parts += [("feature_mean", -1, space.features.mean[None]), ("feature_map", -1, space.features.map)]
+    parts += [("token_rate", label, rates[None]) for label, rates in space.token_rates.items()]
     counts = [len(matrix) for _, _, matrix in parts]
     return pa.table(
         {
@@ -260,7 +272,8 @@ def from_table(
     basis = _matrix(table, "basis", -1).to(device) if settings.space == "public-subspace" else None
     labels = template.labels if settings.centred else []
     centres = {label: _matrix(table, "centre", label).to(device) for label in labels}
-    return TargetSpace(rows, basis, centres, features_from_table(table, device))
+    rates = token_rates_from_table(table) if settings.token_share > 0 else {}
+    return TargetSpace(rows, basis, centres, features_from_table(table, device), rates)
 
 
 def features_from_table(table: pa.Table, device: torch.device) -> TextFeatures | None:
@@ -269,6 +282,12 @@ def features_from_table(table: pa.Table, device: torch.device) -> TextFeatures |
         return None
     mean, map_ = (_matrix(table, part, -1).to(device) for part in ("feature_mean", "feature_map"))
     return TextFeatures(mean[0], map_)
+
+
+def token_rates_from_table(table: pa.Table) -> dict[int, Float[Tensor, " vocabulary"]]:
+    """Read the token rates of each class's public texts; empty if the space has none."""
+    labels = table.filter(pc.field("part") == "token_rate")["label"].to_pylist()
+    return {label: matrix_of(table, label, "token_rate")[0] for label in labels}
 
 
 def _matrix(table: pa.Table, part: str, label: int) -> Float[Tensor, "rows columns"]:

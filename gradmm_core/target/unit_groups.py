@@ -60,12 +60,18 @@ class UnitGroups:
     def _of_records(self, texts: TokenIds, records: list[int], label: int) -> dict[int, RecordVectors]:
         """Compute each record's vector, as a batch of one."""
         found = {}
-        for numbers, (gradients, features, _, _) in self.record_batches(texts, np.array(records), label):
+        for numbers, vectors in self.record_batches(texts, np.array(records), label):
+            gradients, features, tokens = vectors.gradients, vectors.features, vectors.tokens
             for row, number in enumerate(numbers):
                 one = slice(row, row + 1)
                 own = HeadGradients(gradients.residual[one], gradients.hidden[one], gradients.centre)
                 present = torch.ones(1, dtype=torch.bool, device=own.hidden.device)
-                found[number] = RecordVectors(own, None if features is None else features[one], present)
+                found[number] = RecordVectors(
+                    own,
+                    None if features is None else features[one],
+                    present,
+                    tokens=None if tokens is None else tokens[one],
+                )
         return found
 
     def _combined(self, vectors: dict[int, RecordVectors], groups: list[Group]) -> RecordVectors:
@@ -86,8 +92,12 @@ class UnitGroups:
             hidden = torch.cat([hidden, centre.expand(len(groups), -1, -1)], dim=1)
         of_texts = [[each.features[0] for each in group if each.features is not None] for group in members]
         features = self._stacked(of_texts) if of_texts[0] else None
+        of_tokens = [[each.tokens[0] for each in group if each.tokens is not None] for group in members]
+        tokens = None
+        if of_tokens[0]:
+            tokens = torch.stack([torch.stack(group).sum(dim=0) for group in of_tokens]) / records[:, None]
         present = torch.ones(len(groups), dtype=torch.bool, device=device)
-        return RecordVectors(HeadGradients(residual, hidden), features, present, UnitSizes(records, share))
+        return RecordVectors(HeadGradients(residual, hidden), features, present, UnitSizes(records, share), tokens)
 
     def _stacked(
         self, groups: list[list[Float[Tensor, "positions width"]]]

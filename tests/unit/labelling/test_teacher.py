@@ -14,11 +14,13 @@ from gradmm.labelling.teacher import Readings, calibrated_model, read_texts, tea
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import tokenise_template
 from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.naive_bayes import NaiveBayes
 from gradmm.target.probe import Moments
 from tests.conftest import random_probe, tiny_language_model
 
 DIMENSIONS = 4
 LABELS = [3, 1]
+VOCABULARY = 20
 
 
 def identity() -> TextFeatures:
@@ -32,7 +34,9 @@ def readings(count: int, seed: int, shift: float = 0.0) -> Readings:
     features = 0.2 * torch.randn(count, DIMENSIONS, generator=random).double()
     features[:, 0] += shift
     logits = torch.stack([5 * features[:, 0] + 0.4, -1 - 5 * features[:, 0]], dim=1)
-    return Readings(logits + 0.1 * torch.randn(count, 2, generator=random).double(), features)
+    logits += 0.1 * torch.randn(count, 2, generator=random).double()
+    texts = torch.randint(0, VOCABULARY, (count, 6), generator=random).tolist()
+    return Readings(logits, features, texts)
 
 
 def moments_of_records(counts: list[int], shift: float, apart: float, noise: float = 0.0) -> Moments:
@@ -83,6 +87,36 @@ def test_the_offset_follows_the_mean_answer_to_private_records(shift: float) -> 
     centre = torch.stack([each.features.mean(dim=0) for each in public.values()]).mean(dim=0)
     change = 5 * float((features.mean(dim=0) - centre)[0])
     assert moved.tolist() == pytest.approx([change, -change], rel=0.1)
+
+
+def naive_bayes(noise: float, counts: tuple[float, float] = (900.0, 100.0)) -> NaiveBayes:
+    weights = torch.linspace(-1, 1, 2 * VOCABULARY).view(2, -1).double()
+    no_tilt, expected = torch.zeros(VOCABULARY).double(), torch.eye(2).double()
+    return NaiveBayes(weights, no_tilt, expected, torch.tensor(counts).double(), noise, slope=0.5)
+
+
+@pytest.mark.parametrize("with_probe", [False, True])
+def test_the_scores_of_tokens_are_added_to_the_teachers_others(with_probe: bool) -> None:
+    texts, classifier = readings(40, 7), naive_bayes(noise=1e9)
+    moments = moments_of_records([3000, 1000], shift=0.0, apart=0.2) if with_probe else None
+    features = identity() if with_probe else None
+    without = teacher_of(public_texts(), features, moments)
+    teacher = teacher_of(public_texts(), features, moments, classifier)
+    scores = np.array(
+        [[0.5 * sum(row[token] for token in set(text)) for row in classifier.weights] for text in texts.texts]
+    )
+    ours, expected = (
+        teacher.probabilities(texts).log().numpy(),
+        without.probabilities(texts).log().numpy() + scores,
+    )
+    np.testing.assert_allclose(ours - ours[:, :1], expected - expected[:, :1], atol=1e-6)
+
+
+def test_the_shares_come_from_the_counts_with_less_noise() -> None:
+    moments = moments_of_records([3000, 1000], 0.0, 0.2, noise=0.1)
+    for noise, share in ((1e-3, 910 / 1020), (1e3, 0.75)):
+        teacher = teacher_of(public_texts(), identity(), moments, naive_bayes(noise))
+        assert float(teacher.log_shares[0].exp()) == pytest.approx(share, abs=0.01)
 
 
 def test_noise_and_few_records_move_the_teacher_to_the_calibrated_model() -> None:

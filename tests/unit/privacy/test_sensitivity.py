@@ -12,25 +12,31 @@ from gradmm.privacy.sensitivity import (
     MAX_DIMENSIONS,
     MIN_DIMENSIONS,
     ReleaseNorms,
-    with_probe_dimensions,
+    tokens_fit,
+    with_parts_that_fit,
 )
 from tests.conftest import make_mechanism
 
 
 @given(
-    clipping_norm=st.floats(1e-3, 1e3), probe_share=st.floats(0, 0.999), class_sum_share=st.floats(0.001, 0.999)
+    clipping_norm=st.floats(1e-3, 1e3),
+    probe_share=st.floats(0, 0.999),
+    token_share_of_rest=st.floats(0, 0.999),
+    class_sum_share=st.floats(0.001, 0.999),
 )
 def test_the_squared_norms_of_the_parts_add_up_to_c_squared(
-    clipping_norm: float, probe_share: float, class_sum_share: float
+    clipping_norm: float, probe_share: float, token_share_of_rest: float, class_sum_share: float
 ) -> None:
-    norms = ReleaseNorms.of(clipping_norm, probe_share, class_sum_share)
+    token_share = token_share_of_rest * (1 - probe_share)
+    norms = ReleaseNorms.of(clipping_norm, probe_share, token_share, class_sum_share)
     assert math.hypot(*norms) == pytest.approx(clipping_norm, rel=1e-12)
-    assert norms.gradient**2 == pytest.approx((1 - probe_share) * clipping_norm**2)
+    assert norms.gradient**2 == pytest.approx((1 - probe_share - token_share) * clipping_norm**2)
+    assert norms.token_sum**2 == pytest.approx(token_share * clipping_norm**2)
     assert norms.class_sum**2 == pytest.approx(class_sum_share * probe_share * clipping_norm**2)
 
 
 def test_without_a_probe_the_gradient_has_the_whole_norm() -> None:
-    assert ReleaseNorms.of(0.7, 0.0) == (0.7, 0.0, 0.0)
+    assert ReleaseNorms.of(0.7, 0.0) == (0.7, 0.0, 0.0, 0.0)
 
 
 @given(epsilon=st.floats(0.02, 8), records=st.integers(100, 10**7), clipping_norm=st.sampled_from([0.1, 1.0, 7.0]))
@@ -39,7 +45,7 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
 ) -> None:
     settings = TargetGradientSettings()
     noise = make_mechanism(epsilon, clipping_norm=clipping_norm)
-    found = with_probe_dimensions(settings, clipping_norm, noise.sigma, records)
+    found = with_parts_that_fit(settings, clipping_norm, noise.sigma, records, 2)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
     deviation = noise.sigma / norms.second_moment * (1 + CONSTANT**2)
 
@@ -47,7 +53,7 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
         return math.sqrt(2 * dimensions) * deviation / records <= 1 / (2 * dimensions)
 
     # C scales sensitivity and noise alike.
-    assert found == with_probe_dimensions(settings, 1.0, make_mechanism(epsilon).sigma, records)
+    assert found == with_parts_that_fit(settings, 1.0, make_mechanism(epsilon).sigma, records, 2)
     if not fits(MIN_DIMENSIONS):
         assert found == settings.model_copy(update={"probe_share": 0.0})
         return
@@ -60,6 +66,26 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
 
 def test_probe_dimensions_set_in_the_recipe_are_kept() -> None:
     for as_they_are in (TargetGradientSettings(probe_share=0.0), TargetGradientSettings(probe_dimensions=5)):
-        assert with_probe_dimensions(as_they_are, 1.0, 4000.0, 10) == as_they_are
-        assert with_probe_dimensions(as_they_are, 1.0, None, None) == as_they_are
-    assert with_probe_dimensions(TargetGradientSettings(), 1.0, None, None).probe_dimensions == MAX_DIMENSIONS
+        assert with_parts_that_fit(as_they_are, 1.0, 4000.0, 10, 2) == as_they_are
+        assert with_parts_that_fit(as_they_are, 1.0, None, None, 2) == as_they_are
+    assert with_parts_that_fit(TargetGradientSettings(), 1.0, None, None, 2).probe_dimensions == MAX_DIMENSIONS
+
+
+@pytest.mark.parametrize("clipping_norm", [0.1, 1.0, 7.0])
+@pytest.mark.parametrize(("probe_share", "left"), [(0.3, 0.9), (0.0, 0.0)])
+def test_token_rates_are_released_if_a_common_token_stands_out_from_the_noise(
+    clipping_norm: float, probe_share: float, left: float
+) -> None:
+    settings = TargetGradientSettings(probe_share=probe_share, token_share=0.6, probe_dimensions=8)
+    sigma = make_mechanism(1.0, clipping_norm=clipping_norm).sigma
+    norm = ReleaseNorms.of(clipping_norm, probe_share, 0.6).token_sum
+    moved = 3 * sigma / norm * math.sqrt(1 + CONSTANT**2)
+    for classes in (2, 6):
+        needed = math.ceil(classes * moved * 4 / 0.05)
+        assert tokens_fit(norm, sigma, needed, classes)
+        assert not tokens_fit(norm, sigma, needed - 1, classes)
+        assert with_parts_that_fit(settings, clipping_norm, sigma, needed, classes) == settings
+        fewer = with_parts_that_fit(settings, clipping_norm, sigma, needed - 1, classes)
+        # The probe, if there is one, has the share of the token rates.
+        assert (fewer.token_share, fewer.probe_share) == (0.0, pytest.approx(left))
+    assert with_parts_that_fit(settings, clipping_norm, None, None, 2) == settings

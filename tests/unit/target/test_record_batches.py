@@ -66,7 +66,7 @@ def vectors(batches: RecordBatches, texts: tuple[str, ...], label: int) -> dict[
     ids = tokenise_split(batches.language_model.tokenizer, texts, batches.template.max_text_tokens, None)
     found: list[tuple[Tensor, ...]] = []
     numbers: list[int] = []
-    for records, (gradients, features, present, _) in batches(ids, np.arange(len(texts)), label):
+    for records, (gradients, features, present, _, _) in batches(ids, np.arange(len(texts)), label):
         parts = [gradients.residual, gradients.hidden, gradients.norms()]
         parts += [] if features is None else [features]
         found += zip(*(part[present] for part in parts), strict=True)
@@ -205,7 +205,7 @@ def test_one_record_cannot_stop_a_private_sum(
     real = RecordBatches._vectors
 
     def spoilt(self: RecordBatches, chosen: list[list[int]], length: int, label: int, rows: int) -> RecordVectors:
-        gradients, features, present, _ = real(self, chosen, length, label, rows)
+        gradients, features, present, _, _ = real(self, chosen, length, label, rows)
         assert features is not None
         for row, text in enumerate(chosen):
             if text == ids and bad == "nan":
@@ -223,7 +223,7 @@ def test_one_record_cannot_stop_a_private_sum(
     assert with_.ignored == 1
     assert without.ignored == 0
     assert moved(with_, without) == 0.0
-    noisy, moments = with_.release(mechanism())
+    noisy, moments, _ = with_.release(mechanism())
     assert moments is not None
     assert all(value.isfinite().all() for value in (*noisy.values(), moments.second_moment))
 
@@ -238,5 +238,5 @@ def test_a_class_without_records_is_released_as_noise(
     )
     assert not sums.values[1].any()
     assert sums.values[1].shape == sums.values[0].shape
-    noisy, _ = sums.release(mechanism())
+    noisy = sums.release(mechanism()).values
     assert float(noisy[1].std()) == pytest.approx(mechanism().sigma, rel=0.1)

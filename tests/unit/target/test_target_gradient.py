@@ -106,60 +106,74 @@ def test_the_probes_moments_are_sums_over_records(
 ) -> None:
     settings = TargetGradientSettings(batch_size=batch_size, probe_share=0.4)
     sums = target_sums(phi, template, DATA, settings, 0.1, None, probed_space)
-    assert sums.moments is not None
+    moments = sums.clean.moments
+    assert moments is not None
     assert probed_space.features is not None
     vectors = slow_vectors(phi, template, probed_space.features)
     for label in (0, 1):
         expected = vectors[DATA.of_class(label)].sum(dim=0)
-        assert torch.allclose(sums.moments.class_sums[label], expected, atol=1e-9)
+        assert torch.allclose(moments.class_sums[label], expected, atol=1e-9)
         # The probe reduces the gradient's share of C.
         assert torch.allclose(sums.values[label], slow_sum(phi, template, label, 0.1 * 0.6**0.5), atol=1e-7)
-    assert torch.allclose(sums.moments.second_moment, vectors.mT @ vectors, atol=1e-9)
+    assert torch.allclose(moments.second_moment, vectors.mT @ vectors, atol=1e-9)
 
 
 def released_vector(sums: TargetSums) -> torch.Tensor:
     """Return the whole released vector, in the units in which the noise is drawn."""
-    assert sums.moments is not None
-    parts = [*sums.values.values(), *(sums.norms.class_sum * each for each in sums.moments.class_sums.values())]
-    return torch.cat([part.flatten() for part in [*parts, sums.norms.second_moment * sums.moments.second_moment]])
+    values, moments, tokens = sums.clean
+    assert moments is not None
+    parts = [*values.values(), *(sums.norms.class_sum * each for each in moments.class_sums.values())]
+    parts.append(sums.norms.second_moment * moments.second_moment)
+    if tokens is not None:
+        parts += [sums.norms.token_sum * each for each in tokens.sums.values()]
+    return torch.cat([part.flatten() for part in parts])
 
 
-@pytest.mark.parametrize("probe_share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("probe_share", "token_share"), [(0.1, 0.0), (0.5, 0.4), (0.9, 0.0), (0.1, 0.8)])
 @pytest.mark.parametrize("left_out", range(len(DATA.texts)))
 def test_one_record_more_moves_all_parts_together_by_no_more_than_c(
     phi: LanguageModel,
     template: TokenisedTemplate,
     probed_space: TargetSpace,
     probe_share: float,
+    token_share: float,
     left_out: int,
 ) -> None:
+    rates = dict.fromkeys((0, 1), torch.ones(len(phi.embeddings)))
+    space = replace(probed_space, token_rates=rates if token_share else {})
     fewer = DATA.take([row for row in range(len(DATA.texts)) if row != left_out])
-    settings = TargetGradientSettings(batch_size=2, probe_share=probe_share)
+    settings = TargetGradientSettings(batch_size=2, probe_share=probe_share, token_share=token_share)
     whole, part = (
-        released_vector(target_sums(phi, template, data, settings, 0.1, None, probed_space))
-        for data in (DATA, fewer)
+        released_vector(target_sums(phi, template, data, settings, 0.1, None, space)) for data in (DATA, fewer)
     )
     assert 0.05 < float((whole - part).norm()) <= 0.1 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-def test_every_number_of_a_probe_has_the_noise_that_its_norm_asks_for(
+def test_every_number_beside_the_gradient_has_the_noise_that_its_norm_asks_for(
     phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, sampler: str
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": sampler})
-    settings = TargetGradientSettings(probe_share=0.4)
-    space = replace(probed_space, rows=torch.tensor(label_rows(template)))
+    settings = TargetGradientSettings(probe_share=0.4, token_share=0.3)
+    rates = dict.fromkeys((0, 1), torch.ones(len(phi.embeddings)))
+    space = replace(probed_space, rows=torch.tensor(label_rows(template)), token_rates=rates)
     sums = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
-    assert sums.moments is not None
-    drawn: dict[str, list[torch.Tensor]] = {"class": [], "second": []}
+    _, moments, tokens = sums.clean
+    assert moments is not None
+    assert tokens is not None
+    drawn: dict[str, list[torch.Tensor]] = {"class": [], "second": [], "token": []}
     for _ in range(60):
-        _, noisy = sums.release(mechanism)
+        _, noisy, noisy_tokens = sums.release(mechanism)
         assert noisy is not None
-        drawn["class"] += [noisy.class_sums[label] - sums.moments.class_sums[label] for label in (0, 1)]
-        drawn["second"].append((noisy.second_moment - sums.moments.second_moment).flatten())
+        assert noisy_tokens is not None
+        drawn["class"] += [noisy.class_sums[label] - moments.class_sums[label] for label in (0, 1)]
+        drawn["second"].append((noisy.second_moment - moments.second_moment).flatten())
+        drawn["token"] += [noisy_tokens.sums[label] - tokens.sums[label] for label in (0, 1)]
     assert noisy.class_sum_noise == pytest.approx(mechanism.sigma / sums.norms.class_sum)
     assert noisy.second_moment_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
-    for part, deviation in (("class", noisy.class_sum_noise), ("second", noisy.second_moment_noise)):
+    assert noisy_tokens.noise == pytest.approx(mechanism.sigma / sums.norms.token_sum)
+    deviations = (noisy.class_sum_noise, noisy.second_moment_noise, noisy_tokens.noise)
+    for part, deviation in zip(drawn, deviations, strict=True):
         every = torch.stack(drawn[part])
         assert float(every.std()) == pytest.approx(deviation, rel=0.1)
         assert len(every.unique()) > 0.99 * every.numel()  # exact noise is on a grid

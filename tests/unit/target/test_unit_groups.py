@@ -153,7 +153,7 @@ def test_a_class_without_records_has_sums_of_zeros(phi: LanguageModel, template:
     sums = sums_of(phi, template, only, spaces(phi, template)["public-subspace"], 2)
     assert not sums.values[1].any()
     assert sums.records == {0: 2, 1: 0}
-    noisy, moments = sums.release(mechanism())
+    noisy, moments, _ = sums.release(mechanism())
     assert moments is not None
     assert noisy[1].shape == noisy[0].shape
 
