@@ -45,13 +45,13 @@ def test_the_required_sigma_follows_the_calibration_and_the_sampler(changes: dic
 
 
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-@pytest.mark.parametrize("probe_share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.99, 0.0), (0.3, 0.6), (0.0, 0.5)])
 @pytest.mark.parametrize("clipping_norm", [1e-3, 0.7, 300.0])
 def test_no_record_moves_the_sums_by_more_than_the_clipping_norm(
-    sampler: str, probe_share: float, clipping_norm: float
+    sampler: str, shares: tuple[float, float], clipping_norm: float
 ) -> None:
     claim = make_mechanism(sampler=sampler, clipping_norm=clipping_norm)
-    release = CanaryRelease(claim, ReleaseNorms.of(clipping_norm, probe_share), 64)
+    release = CanaryRelease(claim, ReleaseNorms.of(clipping_norm, *shares), 64)
     check = check_sensitivity(release, np.random.default_rng(0))
     assert check.passes
     assert check.measured == pytest.approx(1.0, abs=2e-4)  # the discrete sampler's grid shortens vectors

@@ -33,13 +33,21 @@ from gradmm.privacy.sensitivity import ReleaseNorms
 from tests.conftest import examples, make_mechanism
 
 
-def canaries_of(mechanism: GaussianMechanism, count: int, probe_share: float = 0.5) -> CanaryRelease:
-    return CanaryRelease(mechanism, ReleaseNorms.of(mechanism.clipping_norm, probe_share), count)
+#: Shares of C^2 for a probe and for token sums.
+PROBE, ALL_PARTS, GRADIENT = (0.5, 0.0), (0.3, 0.6), (0.0, 0.0)
 
 
-def audit_of(mechanism: GaussianMechanism, probe_share: float = 0.5, **changes: object) -> MechanismAudit:
+def canaries_of(
+    mechanism: GaussianMechanism, count: int, shares: tuple[float, float] = PROBE
+) -> CanaryRelease:
+    return CanaryRelease(mechanism, ReleaseNorms.of(mechanism.clipping_norm, *shares), count)
+
+
+def audit_of(
+    mechanism: GaussianMechanism, shares: tuple[float, float] = PROBE, **changes: object
+) -> MechanismAudit:
     settings = MechanismAuditSettings.model_validate(changes)
-    return mechanism_audit(mechanism, ReleaseNorms.of(mechanism.clipping_norm, probe_share), settings)
+    return mechanism_audit(mechanism, ReleaseNorms.of(mechanism.clipping_norm, *shares), settings)
 
 
 def gaussian_scores(
@@ -240,11 +248,13 @@ def test_guesses_are_made_on_the_highest_and_lowest_scores(guesses: int, correct
     assert by_hand >= correct
 
 
-@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+@pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS])
 @pytest.mark.parametrize(("canaries", "guesses"), [(64, 16), (50, 50)])
-def test_the_number_of_correct_guesses_is_as_expected(canaries: int, guesses: int, probe_share: float) -> None:
+def test_the_number_of_correct_guesses_is_as_expected(
+    canaries: int, guesses: int, shares: tuple[float, float]
+) -> None:
     rng = np.random.default_rng(7)
-    release = canaries_of(make_mechanism(8.0), canaries, probe_share)
+    release = canaries_of(make_mechanism(8.0), canaries, shares)
     right = [correct_guesses(*one_run_scores(release, rng), guesses) for _ in range(60)]
     expected = expected_correct_guesses(canaries, guesses, release.mechanism.sigma / release.shift)
     # Four standard errors over 60 runs, and a share of the guesses for the small number of canaries.
@@ -269,24 +279,27 @@ def test_without_noise_every_guess_is_correct(adjacency: str, monkeypatch: pytes
 
 def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
     """The system's noise has no seed; a bound below 0.4 occurs about once in a thousand runs."""
-    audit = audit_of(make_mechanism(), probe_share=0.0, confidence=0.95)
+    audit = audit_of(make_mechanism(), GRADIENT, confidence=0.95)
     assert audit.repeated_draws.passes
     assert 0.4 < audit.repeated_draws.certified_epsilon < 1.0
     assert audit.repeated_draws.expected_certified_epsilon == pytest.approx(0.63, abs=0.03)
     assert audit.repeated_draws.auc == pytest.approx(0.5753, abs=0.01)
 
 
-@pytest.mark.parametrize("probe_share", [0.0, 0.5])
+@pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS])
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-def test_a_correct_mechanism_passes_every_test(probe_share: float, adjacency: str, sampler: str) -> None:
+def test_a_correct_mechanism_passes_every_test(
+    shares: tuple[float, float], adjacency: str, sampler: str
+) -> None:
     draws = 5_000 if sampler == "discrete" else 1_000
     mechanism = make_mechanism(adjacency=adjacency, sampler=sampler)
-    audit = audit_of(mechanism, probe_share, draws=draws, canaries=60, guesses=20, confidence=0.999999)
+    audit = audit_of(mechanism, shares, draws=draws, canaries=60, guesses=20, confidence=0.999999)
     assert audit.failed == []
     assert audit.passes
     parts = [f"gradient {label}" for label in (0, 1)]
-    parts += [*(f"class sum {label}" for label in (0, 1)), "second moment"] if probe_share else []
+    parts += [*(f"class sum {label}" for label in (0, 1)), "second moment"] if shares[0] else []
+    parts += [f"token sum {label}" for label in (0, 1)] if shares[1] else []
     assert [check.part for check in audit.checks if check.test == "noise"] == parts
 
 

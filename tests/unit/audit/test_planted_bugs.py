@@ -23,6 +23,7 @@ from gradmm.privacy.clipped_sum import RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target import target_gradient
+from gradmm.target.target_gradient import TargetSums
 from tests.conftest import make_mechanism
 
 C = 0.5
@@ -38,7 +39,7 @@ claim = partial(make_mechanism, clipping_norm=C)
 
 
 def audit(mechanism: GaussianMechanism, draws: int = DRAWS) -> MechanismAudit:
-    return mechanism_audit(mechanism, ReleaseNorms.of(C, 0.5), MechanismAuditSettings(draws=draws, **ONE_RUN))
+    return mechanism_audit(mechanism, ReleaseNorms.of(C, 0.4, 0.3), MechanismAuditSettings(draws=draws, **ONE_RUN))
 
 
 # Bugs of the sums
@@ -62,12 +63,37 @@ def clipping_before_the_centre_is_subtracted(patch: pytest.MonkeyPatch) -> None:
 
 def part_norms_that_add_to_twice_the_square(patch: pytest.MonkeyPatch) -> None:
     ours = ReleaseNorms.of
-    patch.setattr(ReleaseNorms, "of", lambda norm, share: ours(2**0.5 * norm, share))
+    patch.setattr(ReleaseNorms, "of", lambda norm, *shares: ours(2**0.5 * norm, *shares))
 
 
 def a_probe_on_top_of_a_gradient_at_c(patch: pytest.MonkeyPatch) -> None:
     ours = ReleaseNorms.of
-    patch.setattr(ReleaseNorms, "of", lambda norm, share: ours(norm, share)._replace(gradient=norm))
+    patch.setattr(ReleaseNorms, "of", lambda norm, *shares: ours(norm, *shares)._replace(gradient=norm))
+
+
+def token_sums_on_top_of_the_other_parts(patch: pytest.MonkeyPatch) -> None:
+    ours = ReleaseNorms.of
+    patch.setattr(
+        ReleaseNorms,
+        "of",
+        lambda norm, probe, token: ours(norm, probe)._replace(token_sum=ours(norm, probe, token).token_sum),
+    )
+
+
+def token_sums_that_are_not_clipped(patch: pytest.MonkeyPatch) -> None:
+    ours = RecordSums.add
+
+    def add(
+        self: RecordSums, vectors: RecordVectors, norms: ReleaseNorms, mechanism: GaussianMechanism | None
+    ) -> RecordSums:
+        assert vectors.tokens is not None
+        ours(self, vectors._replace(tokens=None), norms, mechanism)
+        whole = HeadGradients(torch.ones_like(vectors.tokens[:, :1, None]), norms.token_sum * vectors.tokens[:, None])
+        counted = vectors.present & vectors.tokens.isfinite().all(dim=1)
+        self.token_sum.add(whole, float("inf"), None, counted)
+        return self
+
+    patch.setattr(RecordSums, "add", add)
 
 
 def the_whole_norm_for_each_class_of_a_unit(patch: pytest.MonkeyPatch) -> None:
@@ -115,6 +141,14 @@ def no_noise_on_the_second_moment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(target_gradient, "_noisy", lambda sums, mechanism: sums if -1 in sums else ours(sums, mechanism))
 
 
+def no_noise_on_the_token_sums(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        TargetSums,
+        "release",
+        lambda self, mechanism, ours=TargetSums.release: ours(self, mechanism)._replace(tokens=self.clean.tokens),
+    )
+
+
 def scaled_noise(factor: float) -> Bug:
     def plant(patch: pytest.MonkeyPatch) -> None:
         ours = GaussianMechanism.noise
@@ -155,7 +189,7 @@ def noise_of_the_release_before(patch: pytest.MonkeyPatch) -> None:
     ours, calls, drawn = mechanism_module.system_standard_normal, itertools.count(), {}
 
     def pooled(shape: tuple[int, ...]) -> np.ndarray:
-        if next(calls) // 3 % 2 == 0 or shape not in drawn:  # a release draws three times
+        if next(calls) // 4 % 2 == 0 or shape not in drawn:  # a release draws four times
             drawn[shape] = ours(shape)
         return drawn[shape]
 
@@ -171,11 +205,14 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
     "clipping before the centre is subtracted": (clipping_before_the_centre_is_subtracted, SUMS),
     "part norms whose squares add up to 2 C^2": (part_norms_that_add_to_twice_the_square, SUMS),
     "a probe on top of a gradient clipped to C": (a_probe_on_top_of_a_gradient_at_c, SUMS),
+    "token sums on top of parts that add up to C^2": (token_sums_on_top_of_the_other_parts, SUMS),
+    "token sums that are not clipped": (token_sums_that_are_not_clipped, SUMS),
     "the whole norm for each class of a unit": (the_whole_norm_for_each_class_of_a_unit, SUMS),
     "vectors that are not finite are counted": (records_that_are_not_finite_are_counted, SUMS),
     "rows without a record are counted": (rows_without_a_record_are_counted, SUMS),
     "no noise": (no_noise, NOISE),
     "no noise on the second moment": (no_noise_on_the_second_moment, NOISE),
+    "no noise on the token sums": (no_noise_on_the_token_sums, NOISE),
     "noise divided by sqrt 2": (scaled_noise(0.5**0.5), NOISE),
     "noise for a mean of 100 records": (scaled_noise(0.01), NOISE),
     "noise multiplied by sqrt 2": (scaled_noise(2**0.5), NOISE),
