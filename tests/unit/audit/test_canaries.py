@@ -46,9 +46,7 @@ def test_a_canary_moves_every_part_of_its_class_by_that_parts_norm(
 
 @pytest.mark.parametrize(("probe_share", "token_share"), [(0.0, 0.0), (0.5, 0.0), (0.3, 0.6), (0.0, 0.5)])
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
-def test_no_canary_affects_the_score_of_another(
-    probe_share: float, token_share: float, adjacency: str
-) -> None:
+def test_no_canary_affects_the_score_of_another(probe_share: float, token_share: float, adjacency: str) -> None:
     canaries = release(probe_share, token_share, adjacency=adjacency)
     included = np.random.default_rng(0).random(CANARIES) < 0.5
     nobody = np.zeros(CANARIES, dtype=bool)

@@ -37,9 +37,7 @@ from tests.conftest import examples, make_mechanism
 PROBE, ALL_PARTS, GRADIENT = (0.5, 0.0), (0.3, 0.6), (0.0, 0.0)
 
 
-def canaries_of(
-    mechanism: GaussianMechanism, count: int, shares: tuple[float, float] = PROBE
-) -> CanaryRelease:
+def canaries_of(mechanism: GaussianMechanism, count: int, shares: tuple[float, float] = PROBE) -> CanaryRelease:
     return CanaryRelease(mechanism, ReleaseNorms.of(mechanism.clipping_norm, *shares), count)
 
 
@@ -289,9 +287,7 @@ def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
 @pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS])
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-def test_a_correct_mechanism_passes_every_test(
-    shares: tuple[float, float], adjacency: str, sampler: str
-) -> None:
+def test_a_correct_mechanism_passes_every_test(shares: tuple[float, float], adjacency: str, sampler: str) -> None:
     draws = 5_000 if sampler == "discrete" else 1_000
     mechanism = make_mechanism(adjacency=adjacency, sampler=sampler)
     audit = audit_of(mechanism, shares, draws=draws, canaries=60, guesses=20, confidence=0.999999)

@@ -88,7 +88,9 @@ def token_sums_that_are_not_clipped(patch: pytest.MonkeyPatch) -> None:
     ) -> RecordSums:
         assert vectors.tokens is not None
         ours(self, vectors._replace(tokens=None), norms, mechanism)
-        whole = HeadGradients(torch.ones_like(vectors.tokens[:, :1, None]), norms.token_sum * vectors.tokens[:, None])
+        whole = HeadGradients(
+            torch.ones_like(vectors.tokens[:, :1, None]), norms.token_sum * vectors.tokens[:, None]
+        )
         counted = vectors.present & vectors.tokens.isfinite().all(dim=1)
         self.token_sum.add(whole, float("inf"), None, counted)
         return self

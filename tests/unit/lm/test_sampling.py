@@ -32,10 +32,19 @@ def write(phi: LanguageModel, allowed: AllowedTokens, numbers: np.ndarray, **cha
     return write_texts(phi, allowed, PromptCache(phi, INSTRUCTION), numbers, **changes)
 
 
-def next_token(phi: LanguageModel, allowed: AllowedTokens, text: list[int], top_k: int) -> dict[int, float]:
-    """Compute the next token's distribution, likeliest first, in one pass without a cache."""
+def next_token(
+    phi: LanguageModel, allowed: AllowedTokens, text: list[int], top_k: int, tilt: dict[int, float] | None = None
+) -> dict[int, float]:
+    """Compute the next token's distribution, likeliest first, in one pass without a cache.
+
+    Args:
+        tilt: added to the logits of some tokens.
+    """
     ids = torch.tensor([[*phi.prefix_ids, *phi.encode(INSTRUCTION), *text]])
-    every = phi.model(input_ids=ids).logits[0, -1].softmax(dim=0)
+    logits = phi.model(input_ids=ids).logits[0, -1].clone()
+    for token, added in (tilt or {}).items():
+        logits[token] += added
+    every = logits.softmax(dim=0)
     if text:
         chances = {token: float(every[token]) for token in allowed.ids.tolist()}
     else:
@@ -80,6 +89,23 @@ def test_tokens_have_the_models_probabilities_over_the_likeliest_allowed_ones(
     assert bool((written[:, :-1] == written[0, :-1]).all())
     expected = next_token(phi, allowed, written[0, :-1].tolist(), top_k)
     assert set(written[:, -1].tolist()) <= set(expected)
+    for token, chance in expected.items():
+        assert float((written[:, -1] == token).double().mean()) == pytest.approx(chance, abs=1.001 / count)
+
+
+@pytest.mark.parametrize("beginning", [(), (0.7, 0.2)])
+def test_a_tilt_is_added_to_the_logits_of_tokens_that_begin_a_word(
+    phi: LanguageModel, allowed: AllowedTokens, beginning: tuple[float, ...]
+) -> None:
+    count, top_k = 2000, 20
+    tilt = torch.randn(len(phi.embeddings), generator=torch.Generator().manual_seed(1)) * 3
+    grid = (np.arange(count) + 0.5) / count
+    columns = [np.full(count, number) for number in beginning]
+    written = write(phi, allowed, np.stack([*columns, grid], axis=1), top_k=top_k, tilt=tilt)
+    added = {int(token): float(tilt[token]) for token in allowed.ids[~allowed.continues_word]}
+    assert 0 < len(added) < len(allowed.ids)
+    expected = next_token(phi, allowed, written[0, :-1].tolist(), top_k, added)
+    assert expected != next_token(phi, allowed, written[0, :-1].tolist(), top_k)
     for token, chance in expected.items():
         assert float((written[:, -1] == token).double().mean()) == pytest.approx(chance, abs=1.001 / count)
 
