@@ -277,8 +277,8 @@ class WrittenSettings(Settings):
     )
     draws: Count = Field(
         default=8,
-        description="Maximum number of samples per example. The first that satisfies all constraints is kept, or "
-        "else the last one.",
+        description="Maximum number of samples per example. The first that contains no class's answer, and ends "
+        "with a sentence if it has to, is kept, or else the last one.",
     )
 
 
@@ -319,7 +319,7 @@ class GenerationSettings(Settings):
         "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
     )
     tilt: Annotated[float, Field(ge=0, le=2)] = Field(
-        default=1.0,
+        default=0.7,
         description="Weight of the released token rates when words are sampled, by methods written and search. "
         "0: sample as the model does. 1: write words as often as the class's records contain them.",
     )

@@ -18,6 +18,8 @@ class TextConstraints:
 
     - Released texts are tokenised again. With other tokens, a text has another gradient than the one matched.
     - A text that contains a class's answer ("It was great") has a low loss, but a model learns nothing from it.
+
+    Texts that match no target need to satisfy only the second.
     """
 
     def __init__(self, language_model: LanguageModel, template: TokenisedTemplate) -> None:
@@ -29,15 +31,22 @@ class TextConstraints:
 
     def __call__(self, ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, " batch"]:
         """Flag the texts that satisfy the constraints; `ids` may be padded with `PAD`."""
-        rows = [[token for token in row if token != PAD] for row in ids.tolist()]
-        tokenizer = self._lm.tokenizer
-        texts = [text.strip() for text in tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)]
-        again = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        flags = [
-            row == read and not any(answer in _words(text) for answer in self._answers)
-            for row, read, text in zip(rows, again, texts, strict=True)
-        ]
+        rows, texts = self._texts(ids)
+        again = self._lm.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        same = [row == read for row, read in zip(rows, again, strict=True)]
+        return torch.tensor(same, device=ids.device) & self.without_answer(ids)
+
+    def without_answer(self, ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, " batch"]:
+        """Flag the texts that contain no class's answer."""
+        _, texts = self._texts(ids)
+        flags = [not any(answer in _words(text) for answer in self._answers) for text in texts]
         return torch.tensor(flags, device=ids.device)
+
+    def _texts(self, ids: Int[Tensor, "batch tokens"]) -> tuple[list[list[int]], list[str]]:
+        """Return the texts' own tokens, and their words without surrounding white space."""
+        rows = [[token for token in row if token != PAD] for row in ids.tolist()]
+        texts = self._lm.tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
+        return rows, [text.strip() for text in texts]
 
 
 def _words(text: str) -> str:

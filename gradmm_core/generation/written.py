@@ -20,7 +20,7 @@ from gradmm.lm.vocabulary import AllowedTokens
 
 
 class Writer:
-    """Samples texts of one class, and samples again those that violate a constraint, a limited number of times."""
+    """Samples texts of one class, and samples again those that contain an answer, a limited number of times."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Writer:
     def __call__(self, generators: Sequence[np.random.Generator], tokens: int) -> GenerationResult:
         """Write one text for each generator; texts do not affect one another.
 
-        A text is the generator's first sample that satisfies the constraints and, if required, ends with a
+        A text is the generator's first sample that contains no class's answer and, if required, ends with a
         sentence; or the last sample if none does.
 
         Returns:
@@ -67,5 +67,5 @@ class Writer:
         return ids if self._ends is None else self._ends.cut(ids)
 
     def _valid(self, ids: Int[Tensor, "texts tokens"]) -> Bool[Tensor, " texts"]:
-        valid = self._constraints(ids)
+        valid = self._constraints.without_answer(ids)
         return valid if self._ends is None else valid & self._ends.complete(ids)

@@ -32,7 +32,6 @@ from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from tests.conftest import examples, make_mechanism
 
-
 #: Shares of C^2 for a probe and for token sums.
 PROBE, ALL_PARTS, GRADIENT = (0.5, 0.0), (0.3, 0.6), (0.0, 0.0)
 

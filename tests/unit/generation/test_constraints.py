@@ -76,6 +76,8 @@ def test_an_answer_of_several_words_is_refused_only_as_a_whole(phi: LanguageMode
 def test_texts_that_would_get_other_tokens_are_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
     text = phi.encode("the soup was warm")
     in_pieces = [*phi.encode("t"), *phi.encode("he"), *phi.encode(" soup was warm")]
+    # Only a text that matches a gradient has to keep its tokens.
+    assert bool(TextConstraints(phi, template).without_answer(torch.tensor([in_pieces]))[0])
     assert phi.decode(in_pieces) == "the soup was warm"
     assert in_pieces != text
     with_blank = phi.encode(" the soup was warm")  # the blank is stripped on release
