@@ -9,8 +9,16 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from gradmm.errors import InputError
+
 #: Columns that this stage replaces: all rows are kept.
 DECISION = ["kept", "reason"]
+
+#: Probabilities of a text add up to 1 but for rounding.
+MAX_EXCESS = 1e-6
+
+#: A stage's output was changed by hand, or by another program.
+REMAKE = "delete this output of the stage, and run again"
 
 
 def labelled_texts(
@@ -61,5 +69,22 @@ def labelling_figures(texts: pd.DataFrame, names: Mapping[int, str]) -> dict[str
 
 
 def probability_matrix(texts: pd.DataFrame) -> Float[np.ndarray, "texts classes"]:
-    """Return the probabilities of labelled texts, which Parquet returns as one array for each row."""
-    return np.stack([np.asarray(row, dtype=float) for row in texts["probabilities"]])
+    """Return the probabilities of labelled texts, which Parquet returns as one array for each row.
+
+    Raises:
+        InputError: if texts have different numbers of probabilities, or a text's are negative, not finite or do
+            not add up to 1.
+    """
+    rows = [np.asarray(row, dtype=float) for row in texts["probabilities"]]
+    if len({len(row) for row in rows}) > 1:
+        raise InputError("the texts have different numbers of probabilities", "labelling", REMAKE)
+    probabilities = np.stack(rows)
+    totals = probabilities.sum(axis=1)
+    wrong = ~((probabilities >= 0).all(axis=1) & (np.abs(totals - 1) < MAX_EXCESS))  # so that NaN is wrong
+    if wrong.any():
+        row = int(wrong.argmax())
+        problem = (
+            f"the probabilities of text {texts['id'].iloc[row]} are negative or add up to {totals[row]:.6g}, not 1"
+        )
+        raise InputError(problem, "labelling", REMAKE)
+    return probabilities

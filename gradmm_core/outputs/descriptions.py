@@ -16,14 +16,12 @@ from gradmm.outputs.record import RunRecord, StageRecord
 STAGES = {
     "target_space": "derive a small space from text that the model writes",
     "mechanism_audit": "test clipping and noise with canaries",
-    "target_gradient": "sum clipped per-example gradients and a linear probe's moments; in private runs add "
-    "Gaussian noise once",
-    "generation": "search for texts that match the gradient and suit the probe; or ADMM, as in the paper; or keep "
-    "texts as the model writes them",
+    "target_gradient": "sum clipped gradients, a probe's moments and token rates; add Gaussian noise once if private",
+    "generation": "search for texts that match the gradient, by ADMM as in the paper, or keep them as written",
     "label_filter": "drop texts classified otherwise by the model and the probe",
     "loss_selection": "drop near duplicates; keep the best matches",
     "category_balance": "trim classes that match worse",
-    "labelling": "give each text class probabilities, by the calibrated model and the probe",
+    "labelling": "give each text class probabilities, by the calibrated model and what was released",
     "finetune_eval": "fine-tune on these texts and on as many real ones",
     "mia_audit": "attack the fine-tuned model by membership inference",
     "memorisation": "search the texts for copies of private rows",
@@ -107,8 +105,10 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             texts = f"{number(record.rows)} texts ({_by_class(figures['texts_by_label'], recipe)})"
             if recipe.labelling.labels == "hard":
                 return f"{texts}, labelled as they were written"
+            tokens = figures.get("informative_tokens")
+            rates = "" if tokens is None else f", {number(tokens)} informative tokens"
             return (
-                f"{texts}, mean probability of the likeliest class {percent(figures['confidence'])}; "
+                f"{texts}{rates}, mean probability of the likeliest class {percent(figures['confidence'])}; "
                 f"{percent(figures['agreement'])} are likeliest of the class that they were written for"
             )
         case "finetune_eval":

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradmm.errors import InputError
 from gradmm.target.probe import Moments
 from gradmm.target.token_rates import TokenSums
 
@@ -55,7 +56,11 @@ def moments_of(table: pa.Table, labels: Sequence[int], noise: tuple[float, float
 
     Args:
         noise: the noise's standard deviations in the class sums and in the second moment.
+
+    Raises:
+        InputError: if they are of other classes.
     """
+    _check_classes(table, labels, "class_sum")
     sums = {label: matrix_of(table, label, "class_sum")[0].double() for label in labels}
     return Moments(sums, matrix_of(table, -1, "second_moment").double(), *noise)
 
@@ -65,8 +70,21 @@ def token_sums_of(table: pa.Table, labels: Sequence[int], noise: float) -> Token
 
     Args:
         noise: the noise's standard deviation in each entry.
+
+    Raises:
+        InputError: if they are of other classes.
     """
+    _check_classes(table, labels, "token_sum")
     return TokenSums({label: matrix_of(table, label, "token_sum")[0].double() for label in labels}, noise)
+
+
+def _check_classes(table: pa.Table, labels: Sequence[int], part: str) -> None:
+    released = set(table.filter(pc.field("part") == part)["label"].to_pylist())
+    if released != set(labels):
+        problem = (
+            f"the target was released for the labels {sorted(released)}, and the classes are {sorted(labels)}"
+        )
+        raise InputError(problem, "target_gradient", "give the release of these classes")
 
 
 def vectors(matrices: Sequence[Tensor]) -> pa.LargeListArray:

@@ -287,7 +287,7 @@ def test_recipes_lists_and_shows_them() -> None:
     assert listed.status == 0
     recipes, presets = listed.out.split("\npresets, for --preset:\n")
     assert {"demo", "sst2", "imdb"} <= {line.split()[0] for line in recipes.splitlines()}
-    assert [line.split()[0] for line in presets.splitlines()] == ["paper", "rerank", "zero-shot"]
+    assert [line.split()[0] for line in presets.splitlines()] == ["paper", "rerank", "written", "zero-shot"]
     assert all(len(line) < 130 and "#" not in line for line in presets.splitlines())
     assert yaml.safe_load(gradmm("recipes", "--show", "demo").out)["name"] == "demo"
 

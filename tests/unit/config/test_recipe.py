@@ -507,9 +507,12 @@ def shipped_preset(name: str) -> Path:
     return Path(str(files("gradmm.deployments") / "presets" / f"{name}.yaml"))
 
 
-def test_shipped_presets_are_the_baselines() -> None:
-    assert PRESETS == ["paper", "rerank", "zero-shot"]
-    paper, rerank, zero_shot = (shipped("demo", preset=shipped_preset(name)) for name in PRESETS)
+def test_shipped_presets_are_the_paper_the_baselines_and_written_texts() -> None:
+    assert PRESETS == ["paper", "rerank", "written", "zero-shot"]
+    paper, rerank, written, zero_shot = (shipped("demo", preset=shipped_preset(name)) for name in PRESETS)
+    assert (written.generation.method, written.labelling.labels) == ("written", "soft")
+    assert written.target_gradient.token_share > 0
+    assert paper.target_gradient.token_share == 0
     assert paper.generation.method == "admm"
     assert paper.generation.admm == AdmmSettings(
         rho=0.1,

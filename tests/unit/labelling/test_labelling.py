@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from gradmm.errors import InputError
 from gradmm.labelling.hard_rows import COPIES, label_counts
 from gradmm.labelling.labelling import labelled_texts, labelling_figures, probability_matrix
 
@@ -62,3 +63,18 @@ def test_probabilities_that_are_multiples_of_a_copy_are_kept_exactly() -> None:
     assert label_counts(tenths, COPIES).tolist() == [[3, 7, 0], [1, 2, 7], [10, 0, 0]]
     assert label_counts(np.array([[0.25, 0.25, 0.5]]), 3).tolist() == [[1, 1, 1]]
     assert label_counts(np.array([[0.5, 0.5]]), 1).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("row", [[0.5, 0.6, 0.0], [1.2, -0.2, 0.0], [float("nan"), 0.5, 0.5], [0.1, 0.1, 0.1]])
+def test_probabilities_that_do_not_add_up_to_one_are_refused_with_their_text(row: list[float]) -> None:
+    labelled = labelled_texts(filtered(), np.eye(3)[[0, 1, 2, 1]], NAMES)
+    labelled["probabilities"] = [*labelled["probabilities"][:2], np.array(row), labelled["probabilities"][3]]
+    with pytest.raises(InputError, match=r"the probabilities of text 7-0 are negative or add up to .*, not 1"):
+        probability_matrix(labelled)
+
+
+def test_texts_with_probabilities_of_other_classes_are_refused() -> None:
+    labelled = labelled_texts(filtered(), None, NAMES)
+    labelled["probabilities"] = [*labelled["probabilities"][:3], np.array([0.5, 0.5])]
+    with pytest.raises(InputError, match="different numbers of probabilities"):
+        probability_matrix(labelled)
