@@ -16,7 +16,7 @@ from gradmm.outputs.record import RunRecord, StageRecord
 STAGES = {
     "target_space": "derive a small space from text that the model writes",
     "mechanism_audit": "test clipping and noise with canaries",
-    "target_gradient": "sum clipped gradients, a probe's moments and token rates; add Gaussian noise once if private",
+    "target_gradient": "sum clipped gradients, a probe's moments and token rates; add noise once if private",
     "generation": "search for texts that match the gradient, by ADMM as in the paper, or keep them as written",
     "label_filter": "drop texts classified otherwise by the model and the probe",
     "loss_selection": "drop near duplicates; keep the best matches",

@@ -30,6 +30,7 @@ from gradmm.flows.distil import distil
 from gradmm.flows.pipeline import release_target, stage_runs, synthetic_texts
 from gradmm.generation.generation import generate
 from gradmm.outputs.record import RunRecord, StageRecord
+from gradmm.outputs.release import RELEASE_FILES
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.privacy.ledger import Budget, Entry, Ledger
 from gradmm.privacy.mechanism import GaussianMechanism
@@ -38,7 +39,8 @@ from gradmm.target import checkpoint
 from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE
 from gradmm.target.probe import Moments, Probe
 from gradmm.target.tables import matrix_of
-from gradmm.target.target_gradient import TargetSums
+from gradmm.target.target_gradient import Released, TargetSums
+from gradmm.target.token_rates import TokenSums
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.runtime.registry import STAGE_VERSIONS
 
@@ -53,6 +55,10 @@ SPACE = {
     "probe_share": 0.5,
     "probe_dimensions": 3,
 }
+
+#: Token rates, and a declared number of records that lets them stand out from the noise.
+WITH_TOKENS = {"probe_share": 0.3, "token_share": 0.4}
+ENOUGH_FOR_TOKENS = {"declared_records": 2000}
 
 #: The stages that private records reach, in the order in which they run. All else sees the noisy target only.
 READ_PRIVATE_DATA = ["target_gradient", "arm_eval", "mia_audit", "memorisation"]
@@ -435,6 +441,43 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     assert len(releases(recipe, tmp_path)) == 2
 
 
+def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
+    private_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    def recipe(**changes: dict) -> Recipe:
+        chosen = {"target_gradient": SPACE | WITH_TOKENS, "generation": {"method": "written"}} | changes
+        return private_recipe(ENOUGH_FOR_TOKENS, **chosen)
+
+    record = run_first(recipe(), tmp_path, texts=True)
+    released = record.stage("target_gradient")
+    widths = released.read().groupby("part")["values"].agg(lambda rows: {len(row) for row in rows}).to_dict()
+    (vocabulary_and_one,) = widths["token_sum"]
+    assert widths["class_sum"] == {4}
+    assert released.figures["token_sum_noise"] > released.figures["sigma"]
+    (entry,) = releases(recipe(), tmp_path)
+    assert entry.release.space == "public-subspace, centred, and a probe, and token rates"
+    rates = record.stage("target_space").read().query("part == 'token_rate'")["values"]
+    assert {len(row) for row in rates} == {vocabulary_and_one - 1}
+    figures = record.stage("labelling").figures
+    assert figures["informative_tokens"] >= 0
+    assert 0 <= figures["token_slope"] <= 1
+    # Another weight of the rates is post-processing of the same release; weight 0 does not read it.
+    tilted = set(tmp_path.glob("stages/generation_shard/*.parquet"))
+    plain = run_first(recipe(generation={"method": "written", "tilt": 0.0}), tmp_path, texts=True)
+    assert plain.stage("target_gradient").cached
+    assert len(releases(recipe(), tmp_path)) == 1
+    untilted = set(tmp_path.glob("stages/generation_shard/*.parquet")) - tilted
+    for shards, reads in ((tilted, True), (untilted, False)):
+        metadata = [json.loads(pq.read_schema(shard).metadata[METADATA_KEY]) for shard in shards]
+        assert [("target" in each["upstream"]) for each in metadata] == [reads] * 4
+    # Too few records for token rates: the probe has their share.
+    few = private_recipe(target_gradient=SPACE | WITH_TOKENS)
+    allow(few, tmp_path, 9.0)
+    without = run_first(few, tmp_path)
+    assert "token_sum" not in set(without.stage("target_gradient").read()["part"])
+    assert releases(few, tmp_path)[-1].release.space == "public-subspace, centred, and a probe"
+
+
 def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -576,10 +619,18 @@ def test_the_discrete_sampler_is_charged_at_what_it_guarantees(
     assert "zero-concentrated" in record.guarantee.accountant
 
 
+@pytest.mark.parametrize("method", ["search", "written"])
 def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_through_the_target_only(
-    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+    private_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    tiny_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
     """With the same noisy target, one record more or less changes not a byte of the release."""
+    space, privacy, generation = SPACE, {}, {}
+    if method == "written":  # as tilted by token rates
+        space, privacy, generation = SPACE | WITH_TOKENS, ENOUGH_FOR_TOKENS, {"method": "written"}
     neighbour = tmp_path / "neighbour"
     shutil.copytree(tiny_data, neighbour)
     train = pd.read_parquet(neighbour / "train.parquet")
@@ -587,25 +638,31 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
 
     ours = TargetSums.release
 
-    def same_target(
-        self: TargetSums, mechanism: GaussianMechanism
-    ) -> tuple[dict[int, torch.Tensor], Moments | None]:
+    def same_target(self: TargetSums, mechanism: GaussianMechanism) -> Released:
         if not self.text_tokens:  # canaries
             return ours(self, mechanism)
         random = torch.Generator().manual_seed(3)
         sums = torch.randn(2, 4, generator=random, dtype=torch.float64)
         second = torch.randn(4, 4, generator=random, dtype=torch.float64)
         moments = Moments(dict(enumerate(sums)), second, 0.5, 0.5)
-        return {label: torch.randn(2, 4, generator=random) for label in (0, 1)}, moments
+        values = {label: torch.randn(2, 4, generator=random) for label in (0, 1)}
+        if self.token_sums is None:
+            return Released(values, moments, None)
+        shape = (2, len(self.token_sums[0]))
+        tokens = 5 * torch.randn(shape, generator=random, dtype=torch.float64).abs()
+        return Released(values, moments, TokenSums(dict(enumerate(tokens)), 0.5))
 
     monkeypatch.setattr(TargetSums, "release", same_target)
     monkeypatch.setattr(TargetSums, "cosines", lambda *_: {0: 0.0, 1: 0.0})
     published = []
     for name, data in {"one": tiny_data, "other": neighbour}.items():
-        record = run(private_recipe(data={"path": str(data)}), tmp_path / name)
+        changes = {"data": {"path": str(data)}, "target_gradient": space, "generation": generation}
+        record = run(private_recipe(privacy, **changes), tmp_path / name)
         assert record.stage("target_gradient").figures["records"]["0"] == 20 - (name == "other")
+        parts = set(record.stage("target_gradient").read()["part"])
+        assert ("token_sum" in parts) == (method == "written")
         published.append(snapshot(tmp_path / name, f"runs/{record.run_id}/release/**/*"))
-    assert list(published[0]) == ["README.md", "train-00000-of-00001.parquet", "privacy.json", "recipe.yaml"]
+    assert set(published[0]) == RELEASE_FILES
     assert published[0] == published[1]
 
 
@@ -664,4 +721,10 @@ def test_figures_of_private_data_are_in_the_private_part_only(
 
 
 def snapshot(root: Path, pattern: str) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(root.glob(pattern)) if file.is_file()}
+    """Return the contents of files by their paths below the last folder that the pattern names."""
+    beginning = root / pattern.partition("*")[0]
+    return {
+        file.relative_to(beginning).as_posix(): file.read_bytes()
+        for file in sorted(root.glob(pattern))
+        if file.is_file()
+    }
