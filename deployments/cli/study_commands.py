@@ -207,6 +207,30 @@ def epsilon(
 
 
 @study
+def scale(
+    recipe: RecipeName,
+    /,
+    *,
+    sizes: Integers = (),
+    methods: Names = (),
+    options: StudyOptions = StudyOptions(),
+    words: Words = (),
+) -> None:
+    """Measure accuracy and cost by the number of texts.
+
+    Args:
+        sizes: Texts in all. Default: 100 300 1000 3000 10000.
+        methods: Generation methods beside the recipe's own. Default: written.
+    """
+    from gradmm.studies.arms import SCALES
+    from gradmm.studies.plans import check_scale
+
+    loaded, plan = options.load(recipe), {"sizes": sizes or SCALES, "methods": methods or ("written",)}
+    check_scale(loaded, **plan)
+    options.run("scale", loaded, words, **plan)
+
+
+@study
 def ablate(
     recipe: RecipeName,
     /,

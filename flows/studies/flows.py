@@ -4,6 +4,7 @@ compare        the texts: baselines, at several sizes (the paper's Table 1)
 scarce         the data: few real rows (Figure 1)
 transfer       the model that is fine-tuned (Table 2)
 ablate         the recipe's settings (Tables 4 and 5, and more)
+scale          the number of texts, by generation method
 epsilon        the noise (Figure 3c)
 distribution   nothing: distances from real texts instead of accuracies (Table 3, Figure 3b)
 gradients      nothing: gradients along fine-tuning instead of accuracies (Figure 3a)
@@ -23,6 +24,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import ParamSpec
 
@@ -36,13 +38,15 @@ from gradmm.flows.studies.study import Study
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.location import Location
 from gradmm.studies.ablations import Ablation, ablated, check_ablations
-from gradmm.studies.arms import ARMS, BASELINES, EPSILONS, PRODUCT, REAL_ROWS, ROWS, private_arm
+from gradmm.studies.arm_recipes import scaled
+from gradmm.studies.arms import ARMS, BASELINES, EPSILONS, PRODUCT, REAL_ROWS, ROWS, SCALES, private_arm
 from gradmm.studies.plans import (
     all_texts,
     check_epsilons,
     check_models,
     check_path,
     check_plan,
+    check_scale,
     check_scarce,
     default_sizes,
 )
@@ -184,6 +188,46 @@ def ablate(
         generations=[list(variant.generated.values()) for variant in variants.values()],
         evaluations=evaluations,
         measures=study.measure(texts, [study.size]),
+    )
+
+
+@study_flow
+def scale(
+    recipe: Recipe,
+    root: Location = ROOT,
+    sizes: tuple[int, ...] = SCALES,
+    methods: tuple[str, ...] = ("written",),
+    command: tuple[str, ...] = (),
+) -> StudyRecord:
+    """Fine-tune on more and more texts of each generation method, and tell what the texts cost.
+
+    Each method generates the largest number once for each seed; smaller numbers are the first of these texts. The
+    target is released once for all methods.
+
+    Args:
+        sizes: numbers of texts in all classes together.
+        methods: generation methods beside the recipe's own.
+    """
+    sizes, methods = tuple(sorted(set(sizes))), tuple(dict.fromkeys(methods))
+    check_scale(recipe, sizes, methods)
+    own = recipe.generation.method
+    study = Study("scale", scaled(recipe, max(sizes), own), root, command)
+    variants = {ARMS[PRODUCT]: study.product}
+    for method in methods:
+        if method != own:
+            source = "written" if method == "written" else "synthetic"
+            variants[Arm(method, source)] = study.variant(method, scaled(study.recipe, max(sizes), method))
+    texts = {arm: variant.texts for arm, variant in variants.items()}
+    real = [size for size in sizes if size <= study.target_context.data.train.rows]
+    plans = [study.trials({ARMS["before"]: None, **texts}, sizes), study.trials({ARMS["random"]: None}, real)]
+    generated = {arm: variant.generated[study.seeds[0]] for arm, variant in variants.items()}
+    return study.finish(
+        tables.scale,
+        [*texts, ARMS["random"]],
+        sizes,
+        arms={arm.name: own if arm.name == PRODUCT else arm.name for arm in texts},
+        generations=list(generated.values()),
+        evaluations=[*chain.from_iterable(study.evaluate(plans))],
     )
 
 

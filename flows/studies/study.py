@@ -42,6 +42,7 @@ from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
+from gradmm.tasks.generation import generation
 from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.studies.arm_measures import arm_measures
@@ -117,6 +118,7 @@ class Study:
         plan = self.runs.plan
         self.quiet = StageRuns(self.runs.context, plan, _WithoutPages(self.recipe, plan, self.root))
         self._parts = [self.runs, self.quiet]
+        self._variants = {PRODUCT: self.runs}
 
     @cached_property
     def target_context(self) -> TargetContext:
@@ -187,7 +189,18 @@ class Study:
         runs = stage_runs(self.requested, recipe.model_copy(update={"name": ui_name}), self.root)
         runs.context = runs.context.model_copy(update={"recipe": self.recipe.name})
         self._parts.append(runs)
+        self._variants[name] = runs
         return runs
+
+    @property
+    def _generation_seconds(self) -> dict[str, float]:
+        """The time of the first seed's generation, by variant, where it was not cached."""
+        return {
+            name: record.seconds
+            for name, runs in self._variants.items()
+            for record in runs.records
+            if record.stage == generation.name and not record.cached
+        }
 
     def trials(
         self, arms: Mapping[Arm, Texts], sizes: Sequence[int], context: TargetContext | None = None
@@ -284,6 +297,7 @@ class Study:
             sizes=tuple(sizes),
             seeds=self.seeds,
             guarantees={arm.name: variant.guarantee for arm, variant in (private or {}).items()},
+            generation_seconds=self._generation_seconds,
         )
         page = study_page(record)
         record = write_study(self.root, record, page, study_pictures(record))

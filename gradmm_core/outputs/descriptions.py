@@ -32,6 +32,7 @@ STAGES = {
     "scarce": "compare texts generated from few real rows with these rows",
     "transfer": "fine-tune other models on the same texts",
     "ablate": "compare the recipe with variants that lack one part",
+    "scale": "compare more and more texts of each generation method",
     "epsilon": "compare the recipe's texts under several guarantees",
     "distribution": "measure each arm's distance to real text, with intervals",
     "gradient_path": "compare one arm's gradients with real ones along fine-tuning",

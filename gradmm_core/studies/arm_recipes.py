@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gradmm.config.loading import merged_settings, validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import ClassSettings
@@ -16,6 +18,21 @@ def with_epsilon(recipe: Recipe, epsilon: float) -> Recipe:
     """
     values = recipe.model_dump(mode="json")
     return validate_recipe(merged_settings(values, {"privacy": {"epsilon": epsilon}}), where="epsilon")
+
+
+def scaled(recipe: Recipe, texts: int, method: str) -> Recipe:
+    """Generate `texts` texts, as evenly over the classes as possible, by a method, without selection by loss.
+
+    Raises:
+        InputError: if the recipe does not allow that method or number.
+    """
+    per_class = math.ceil(texts / len(recipe.classes))
+    changes = {
+        "generation": {"method": method, "per_class": per_class},
+        "loss_selection": {"per_class": per_class, "by": "text"},
+        "category_balance": {"enabled": False},
+    }
+    return validate_recipe(merged_settings(recipe.model_dump(mode="json"), changes), where="methods")
 
 
 def unselected(recipe: Recipe) -> Recipe:

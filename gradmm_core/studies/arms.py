@@ -22,6 +22,9 @@ SIZES = (5, 10, 20, 50, 100)
 #: Default numbers of real rows of `scarce`, in all classes together, as in the paper.
 ROWS = (5, 10, 20, 50)
 
+#: Default numbers of texts of `scale`, in all classes together.
+SCALES = (100, 300, 1000, 3000, 10_000)
+
 #: Default guarantees of `epsilon`.
 EPSILONS = (0.01, 0.05, 0.2, 1.0)
 

@@ -62,6 +62,7 @@ def study_page(record: StudyRecord) -> str:
         f"# {record.recipe.name}: {record.study}",
         _bullets(notes(record)),
         *_TABLES[record.study](record.table.read()),
+        *(_generation_times(record) if record.study == "scale" else []),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -75,6 +76,9 @@ def study_pictures(record: StudyRecord) -> Mapping[str, Figure]:
         return {"accuracy": plots.accuracy_by_size(rows, "real rows")}
     if record.study == "compare" and len(record.sizes) > 1:
         return {"accuracy": plots.accuracy_by_size(rows)}
+    if record.study == "scale":
+        named = rows.assign(arm=rows["method"].fillna(rows["arm"]))
+        return {"accuracy": plots.accuracy_by_number(named)}
     if record.study == "epsilon":
         return {"accuracy": plots.accuracy_by_epsilon(rows)}
     if record.study == "distribution":
@@ -227,6 +231,35 @@ def _ablate(table: pd.DataFrame) -> list[str]:
     ]
 
 
+def _scale(table: pd.DataFrame) -> list[str]:
+    return [
+        "## Accuracy by the number of texts",
+        f"{CHECKPOINTS} random is as many random train rows.",
+        _table(
+            {
+                "method": row["arm"] if pd.isna(row["method"]) else row["method"],
+                "texts": f"{row['size']:,}",
+                "accuracy (best on test)": _accuracy(row),
+                "learning rate, steps": _schedule(row) if row["steps"] else "",
+            }
+            | _cells(row, {"token_passes": ("passes per text", 0)})
+            for row in _rows(table)
+        ),
+    ]
+
+
+def _generation_times(record: StudyRecord) -> list[str]:
+    """Return the time of each method's first generation. One that was cached has none."""
+    texts = max(record.sizes)
+    methods = record.table.read().drop_duplicates("arm").set_index("arm")["method"].to_dict()
+    return [
+        _bullets(
+            f"{methods[arm]}: {texts:,} texts in {seconds:,.0f} s, {seconds / texts:.3f} s each."
+            for arm, seconds in record.generation_seconds.items()
+        )
+    ]
+
+
 def _epsilon(table: pd.DataFrame) -> list[str]:
     return [
         "## Cost of the noise",
@@ -373,6 +406,7 @@ _TABLES: dict[str, Callable[[pd.DataFrame], list[str]]] = {
     "scarce": _scarce,
     "transfer": _transfer,
     "ablate": _ablate,
+    "scale": _scale,
     "epsilon": _epsilon,
     "distribution": _distribution,
     "gradients": gradients_tables,

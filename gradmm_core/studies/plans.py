@@ -13,7 +13,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
 from gradmm.privacy.mechanism import gaussian_mechanism
-from gradmm.studies.arm_recipes import few_shot, with_epsilon
+from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
 from gradmm.studies.arms import ARMS, SIZES
 
 
@@ -55,6 +55,20 @@ def check_scarce(recipe: Recipe, rows: Sequence[int]) -> None:
     classes = len(recipe.classes)
     if not rows or min(rows) < classes:
         raise InputError(f"{list(rows)} leaves a class empty", "rows", f"ask for at least {classes}")
+
+
+def check_scale(recipe: Recipe, sizes: Sequence[int], methods: Sequence[str]) -> None:
+    """Check numbers of texts and generation methods.
+
+    Raises:
+        InputError: for no number or one that leaves a class empty, and for a method that is unknown or that the
+            recipe does not allow.
+    """
+    classes = len(recipe.classes)
+    if not sizes or min(sizes) < classes:
+        raise InputError(f"{list(sizes)} leaves a class empty", "sizes", f"ask for at least {classes}")
+    for method in methods:
+        scaled(recipe, max(sizes), method)
 
 
 def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:

@@ -57,6 +57,33 @@ def accuracy_by_size(rows: pd.DataFrame, by: str = "texts") -> Figure:
 
 
 @styled
+def accuracy_by_number(rows: pd.DataFrame) -> Figure:
+    """Plot the test accuracy of each arm by the number of texts, on a logarithmic axis, with its interval.
+
+    Args:
+        rows: of the stage `scale`; the model before fine-tuning, of size 0, is a horizontal line.
+    """
+    figure, axes = new_figure("Test accuracy by the number of texts", "texts", "test accuracy")
+    words = []
+    for i, (arm, of_arm) in enumerate(rows.groupby("arm", sort=False)):
+        name, colour, last = str(arm), colour_of(i), of_arm["accuracy"].tolist()[-1]
+        if of_arm["size"].tolist() == [0]:
+            axes.axhline(last, color=colour, linestyle=(0, (1, 2)), linewidth=1.5, label=name)
+        else:
+            axes.errorbar(of_arm["size"], of_arm["accuracy"], of_arm["accuracy_half_width"].fillna(0.0),
+                          color=colour, marker="o", markersize=4, linewidth=1.5, elinewidth=1,
+                          label=short(name))  # fmt: skip
+        words.append(f"{name} {last:.1%}")
+    axes.set_xscale("log")
+    sizes = sorted(set(rows["size"]) - {0})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(percent))
+    add_legend(figure)
+    return described(figure, f"With the most texts: {', '.join(words)}.")
+
+
+@styled
 def accuracy_by_epsilon(rows: pd.DataFrame) -> Figure:
     """Plot the test accuracy under each guarantee, with its interval over seeds. Other arms are horizontal lines.
 

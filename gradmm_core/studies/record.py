@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from gradmm.outputs.folder import new_folder
 from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.privacy.guarantee import Guarantee
@@ -30,6 +32,8 @@ class StudyRecord(RunRecord, frozen=True):
         commit: of the code; None without a git checkout.
         guarantee: of the recipe's own texts.
         guarantees: of every private arm, by the arm's name.
+        generation_seconds: the time of each arm's first generation in this run, by the arm's name, where it was
+            not cached.
     """
 
     study: str
@@ -40,6 +44,7 @@ class StudyRecord(RunRecord, frozen=True):
     sizes: tuple[int, ...]
     seeds: tuple[int, ...]
     guarantees: dict[str, Guarantee]
+    generation_seconds: dict[str, float] = Field(default_factory=dict)
 
     @property
     def table(self) -> StageRecord:

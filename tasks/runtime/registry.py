@@ -31,6 +31,7 @@ STUDY_STAGES = {
     "scarce": 2,
     "transfer": 2,
     "ablate": 2,
+    "scale": 1,
     "epsilon": 3,
     "distribution": 1,
     "gradient_path": 3,

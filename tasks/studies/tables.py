@@ -77,6 +77,23 @@ def ablate(
     return table.merge(generated, on="arm", how="left", validate="one_to_one"), {}
 
 
+@stage_task("scale")
+def scale(
+    context: RunContext,
+    arms: dict[str, str],
+    generations: list[StageArtifact],
+    evaluations: list[StageArtifact],
+) -> Outcome:
+    """Tabulate one row per arm and size, with the generation method and its token passes per text.
+
+    Args:
+        arms: the method of each arm, in the order of `generations`, which are the first seed's.
+    """
+    table = compare_arms(_rows(evaluations))
+    passes = {arm: made.figures["token_passes_per_text"] for arm, made in zip(arms, generations, strict=True)}
+    return table.assign(method=table["arm"].map(arms), token_passes=table["arm"].map(passes)), {}
+
+
 @stage_task("epsilon")
 def epsilon(
     context: RunContext,

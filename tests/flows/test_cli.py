@@ -485,7 +485,7 @@ def test_help_and_version_are_printed() -> None:
 
 COMMANDS = (
     *("run", "privacy", "audit", "recipes", "runs", "diff", "report", "clean", "publish", "serve", "notify"),
-    *("compare", "scarce", "transfer", "distribution", "gradients", "bounds", "epsilon", "ablate"),
+    *("compare", "scarce", "transfer", "distribution", "gradients", "bounds", "epsilon", "ablate", "scale"),
 )
 
 

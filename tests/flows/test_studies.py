@@ -20,7 +20,7 @@ from gradmm.deployments.cli.main import main
 from gradmm.deployments.cli.study_commands import ABLATIONS
 from gradmm.deployments.recipe_files import find_recipe, recipe_names
 from gradmm.errors import InputError
-from gradmm.flows.studies.flows import ablate, distribution, epsilon, scarce, transfer
+from gradmm.flows.studies.flows import ablate, distribution, epsilon, scale, scarce, transfer
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import Root
 from gradmm.studies.ablations import Ablation, check_ablations, read_ablations
@@ -161,6 +161,31 @@ def test_ablations_are_the_recipe_with_other_settings(recipe: Recipe, shared_roo
     assert not executed(ablate(recipe, ablations, shared_root))
 
 
+def test_smaller_numbers_of_texts_are_the_first_of_the_largest(recipe: Recipe, shared_root: Path) -> None:
+    record = scale(recipe, shared_root, sizes=(6, 2, 42), methods=("written",))
+    table = record.table.read()
+    assert table.groupby("arm", sort=False)["size"].agg(list).to_dict() == {
+        "before": [0],
+        PRODUCT: [2, 6, 42],
+        "written": [2, 6, 42],
+        "random": [2, 6],  # train has 40 rows
+    }
+    methods = table.set_index("arm")["method"]
+    assert methods[PRODUCT].unique().tolist() == ["search"]
+    assert methods["random"].isna().all()
+    passes = table.set_index("arm")["token_passes"]
+    assert passes["written"].max() < passes[PRODUCT].min()
+    assert set(record.generation_seconds) == {PRODUCT, "written"}
+    made = {stage.rows for stage in record.stages if stage.stage == "generation"}
+    assert made == {42}
+    assert len({stage.sha256 for stage in record.stages if stage.stage == "target_gradient"}) == 1
+    page = check_folder(record, shared_root)
+    assert "- written: 42 texts in " in page
+    again = scale(recipe, shared_root, sizes=(2, 6, 42), methods=("written",))
+    assert not executed(again)
+    assert again.generation_seconds == {}
+
+
 def test_the_bundled_ablations_apply_to_the_bundled_recipes() -> None:
     ablations = read_ablations(ABLATIONS)
     assert len(ablations) > 10
@@ -242,6 +267,8 @@ def test_the_commands_run_and_refuse_bad_arguments(
         (["transfer", "--models", "x", "--arms", "y"], "--arms: no arm 'y'"),
         (["ablate", "--only", "y"], "--only: no ablation 'y'; choose from"),
         (["ablate", "--ablations", "none.yaml"], "none.yaml: cannot be read"),
+        (["scale", "--sizes", "1"], "--sizes: [1] leaves a class empty; ask for at least 2"),
+        (["scale", "--sizes", "4", "--methods", "guess"], "generation.method"),
         (["epsilon"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),
         (["distribution", "--arms", "y"], "--arms: no arm 'y'"),
     ):
