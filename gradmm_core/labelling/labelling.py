@@ -35,15 +35,15 @@ def labelled_texts(
         names: class names, keyed by label.
     """
     labels = np.array(list(names))
-    written_for = texts["label"].to_numpy()
-    if probabilities is None:
-        probabilities = (written_for[:, None] == labels).astype(float)
-    likeliest = labels[probabilities.argmax(axis=1)]
+    written_for = np.asarray(texts["label"])
+    certain = np.equal.outer(written_for, labels).astype(float)
+    chosen = certain if probabilities is None else probabilities
+    likeliest = labels[chosen.argmax(axis=1)]
     return texts.drop(columns=DECISION, errors="ignore").assign(
         written_for=written_for,
         label=likeliest,
         label_name=[names[label] for label in likeliest.tolist()],
-        probabilities=list(probabilities),
+        probabilities=list(chosen),
     )
 
 

@@ -113,7 +113,7 @@ def confidence(texts: pd.DataFrame, names: list[str]) -> Figure:
     highest = texts["probabilities"].map(max).to_numpy(dtype=float)
     of_class = [highest[(texts["label_name"] == name).to_numpy()] for name in names]
     figure, axes = new_figure("Confidence of the labels", "probability of the likeliest class", "texts")
-    bins = np.linspace(1 / len(names), 1, 21)
+    bins: list[float] = np.linspace(1 / len(names), 1, 21).tolist()
     colours = [colour_of(i) for i in range(len(names))]
     axes.hist(of_class, bins=bins, stacked=True, color=colours, label=[short(name) for name in names])
     axes.set_xlim(bins[0], 1)

@@ -68,13 +68,14 @@ def test_probabilities_that_are_multiples_of_a_copy_are_kept_exactly() -> None:
 @pytest.mark.parametrize("row", [[0.5, 0.6, 0.0], [1.2, -0.2, 0.0], [float("nan"), 0.5, 0.5], [0.1, 0.1, 0.1]])
 def test_probabilities_that_do_not_add_up_to_one_are_refused_with_their_text(row: list[float]) -> None:
     labelled = labelled_texts(filtered(), np.eye(3)[[0, 1, 2, 1]], NAMES)
-    labelled["probabilities"] = [*labelled["probabilities"][:2], np.array(row), labelled["probabilities"][3]]
+    rows = [*labelled["probabilities"][:2], np.array(row), labelled["probabilities"][3]]
+    labelled["probabilities"] = pd.Series(rows)
     with pytest.raises(InputError, match=r"the probabilities of text 7-0 are negative or add up to .*, not 1"):
         probability_matrix(labelled)
 
 
 def test_texts_with_probabilities_of_other_classes_are_refused() -> None:
     labelled = labelled_texts(filtered(), None, NAMES)
-    labelled["probabilities"] = [*labelled["probabilities"][:3], np.array([0.5, 0.5])]
+    labelled["probabilities"] = pd.Series([*labelled["probabilities"][:3], np.array([0.5, 0.5])])
     with pytest.raises(InputError, match="different numbers of probabilities"):
         probability_matrix(labelled)

@@ -53,7 +53,7 @@ def slow_shrunk(observed: list[float], error: list[float], rate: list[float]) ->
     """The same estimate by numerical integration over theta, component by component."""
 
     def density(theta: float, width: float, i: int) -> float:
-        return norm.pdf(theta, 0, width) * norm.pdf(observed[i], rate[i] * theta, error[i])
+        return float(norm.pdf(theta, 0, width) * norm.pdf(observed[i], rate[i] * theta, error[i]))
 
     def moment(width: float, i: int, power: int) -> float:
         if width == 0:
@@ -80,7 +80,8 @@ def slow_shrunk(observed: list[float], error: list[float], rate: list[float]) ->
 
 def test_the_shrunk_value_is_the_posterior_mean_under_the_fitted_prior() -> None:
     observed, error, rate = [0.3, -0.02, 0.0, 1.1, 0.001], [0.1, 0.05, 0.2, 0.3, 0.5], [0.5, 0.4, 0.3, 0.6, 0.01]
-    found = shrunk(*(torch.tensor(each, dtype=torch.float64) for each in (observed, error, rate)), CLASS_WIDTHS)
+    given = torch.tensor([observed, error, rate], dtype=torch.float64)
+    found = shrunk(given[0], given[1], given[2], CLASS_WIDTHS)
     assert found.tolist() == pytest.approx(slow_shrunk(observed, error, rate), abs=1e-6)
 
 
