@@ -21,6 +21,11 @@ TOO_NOISY_FOR_A_PROBE = (
     "For a probe, use more records or a larger privacy.epsilon"
 )
 
+TOO_NOISY_FOR_TOKENS = (
+    "no token rates are released, because there are too few records for their noise; for token rates, use more "
+    "records or a larger privacy.epsilon"
+)
+
 
 class ExpectedCosine(Settings):
     """Expected cosine between a class's noisy and noiseless target: plain, and of the centred targets."""

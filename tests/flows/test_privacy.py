@@ -36,7 +36,7 @@ from gradmm.privacy.ledger import Budget, Entry, Ledger
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import METADATA_KEY, Root
 from gradmm.target import checkpoint
-from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE
+from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, TOO_NOISY_FOR_TOKENS
 from gradmm.target.probe import Moments, Probe
 from gradmm.target.tables import matrix_of
 from gradmm.target.target_gradient import Released, TargetSums
@@ -442,7 +442,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
 
 
 def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
-    private_recipe: Callable[..., Recipe], tmp_path: Path
+    private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def recipe(**changes: dict) -> Recipe:
         chosen = {"target_gradient": SPACE | WITH_TOKENS, "generation": {"method": "written"}} | changes
@@ -473,7 +473,9 @@ def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
     # Too few records for token rates: the probe has their share.
     few = private_recipe(target_gradient=SPACE | WITH_TOKENS)
     allow(few, tmp_path, 9.0)
-    without = run_first(few, tmp_path)
+    with caplog.at_level("INFO", logger="gradmm"):
+        without = run_first(few, tmp_path)
+    assert TOO_NOISY_FOR_TOKENS in caplog.messages
     assert "token_sum" not in set(without.stage("target_gradient").read()["part"])
     assert releases(few, tmp_path)[-1].release.space == "public-subspace, centred, and a probe"
 

@@ -48,27 +48,28 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def spaces(language_model: LanguageModel, template: TokenisedTemplate) -> dict[str, TargetSpace]:
-    """The whole head, and a centred subspace of the response tokens' rows with a probe."""
+    """The whole head, and a centred subspace of the response tokens' rows with a probe and token rates."""
     random = torch.Generator().manual_seed(5)
     width = language_model.head.shape[1]
     basis = torch.linalg.qr(torch.randn(width, 4, generator=random, dtype=torch.float64)).Q
     rows = torch.tensor(label_rows(template))
     centres = {label: 0.1 * torch.randn(len(rows), 4, generator=random, dtype=torch.float64) for label in (0, 1)}
     features = random_probe(language_model, template).features
-    return {"full": FULL, "public-subspace": TargetSpace(rows, basis, centres, features)}
+    rates = dict.fromkeys((0, 1), torch.ones(len(language_model.embeddings)))
+    return {"full": FULL, "public-subspace": TargetSpace(rows, basis, centres, features, rates)}
 
 
 mechanism = partial(make_mechanism, clipping_norm=C)
 
 
 def vectors(batches: RecordBatches, texts: tuple[str, ...], label: int) -> dict[str, tuple[Tensor, ...]]:
-    """Return each text's vector, its norm and its features."""
+    """Return each text's vector, its norm, its features and its tokens."""
     ids = tokenise_split(batches.language_model.tokenizer, texts, batches.template.max_text_tokens, None)
     found: list[tuple[Tensor, ...]] = []
     numbers: list[int] = []
-    for records, (gradients, features, present, _, _) in batches(ids, np.arange(len(texts)), label):
+    for records, (gradients, features, present, _, tokens) in batches(ids, np.arange(len(texts)), label):
         parts = [gradients.residual, gradients.hidden, gradients.norms()]
-        parts += [] if features is None else [features]
+        parts += [each for each in (features, tokens) if each is not None]
         found += zip(*(part[present] for part in parts), strict=True)
         numbers += records
     assert sorted(numbers) == list(range(len(texts)))
@@ -103,6 +104,9 @@ def moved(whole: TargetSums, part: TargetSums) -> float:
         assert part.second_moment is not None
         parts += [whole.class_sums[label] - part.class_sums[label] for label in whole.class_sums]
         parts.append(whole.second_moment - part.second_moment)
+    if whole.token_sums is not None:
+        assert part.token_sums is not None
+        parts += [whole.token_sums[label] - part.token_sums[label] for label in whole.token_sums]
     return float(torch.cat([each.flatten() for each in parts]).norm()) / C
 
 
@@ -128,7 +132,7 @@ def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
                 language_model,
                 template,
                 LabelledTexts(chosen, (1,) * len(chosen)),
-                TargetGradientSettings(batch_size=16),
+                TargetGradientSettings(batch_size=16, token_share=0.3),
                 C,
                 release,
                 spaces(language_model, template)[space],
@@ -215,7 +219,7 @@ def test_one_record_cannot_stop_a_private_sum(
         return RecordVectors(gradients, features, present)
 
     monkeypatch.setattr(RecordBatches, "_vectors", spoilt)
-    settings = TargetGradientSettings(batch_size=4)
+    settings = TargetGradientSettings(batch_size=4, token_share=0.3)
     with_, without = (
         target_sums(phi, template, LabelledTexts(chosen, (0,) * len(chosen)), settings, C, mechanism(), space)
         for chosen in (texts, SHORT)
@@ -234,7 +238,13 @@ def test_a_class_without_records_is_released_as_noise(
 ) -> None:
     space = replace(FULL, features=random_probe(phi, template).features) if with_probe else FULL
     sums = target_sums(
-        phi, template, LabelledTexts(SHORT, (0,) * len(SHORT)), TargetGradientSettings(), C, mechanism(), space
+        phi,
+        template,
+        LabelledTexts(SHORT, (0,) * len(SHORT)),
+        TargetGradientSettings(token_share=0.3),
+        C,
+        mechanism(),
+        space,
     )
     assert not sums.values[1].any()
     assert sums.values[1].shape == sums.values[0].shape

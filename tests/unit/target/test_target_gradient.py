@@ -243,8 +243,9 @@ def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": "discrete"}) if discrete else None
-    settings = TargetGradientSettings(batch_size=1)
-    space = probed_space if probe else FULL
+    settings = TargetGradientSettings(batch_size=1, token_share=0.3)
+    rates = dict.fromkeys((0, 1), torch.ones(len(phi.embeddings)))
+    space = replace(probed_space, token_rates=rates) if probe else FULL
     undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     watched[:] = [-(killed_after + 1)]
     unfinished = UnfinishedSums(tmp_path / "sums")
@@ -289,8 +290,20 @@ def test_a_checkpoint_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatch)
     assert (of_class.records, of_class.ignored, of_class.gradient.clipped) == (7, 2, 3)
     assert torch.equal(of_class.gradient.high, torch.eye(2, dtype=torch.float64))
     assert torch.equal(of_class.gradient.low, low)
-    assert of_class.class_sum.clipped == of_class.second_moment.clipped == 0
+    assert of_class.class_sum.clipped == of_class.second_moment.clipped == of_class.token_sum.clipped == 0
     unfinished.delete()
+    assert unfinished.read() == {}
+
+
+def test_a_checkpoint_of_a_version_with_other_parts_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
+    unfinished = UnfinishedSums(tmp_path / "sums")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(checkpoint, "PARTS", checkpoint.PARTS[:-1])
+        unfinished.write({1: RecordSums(records=7)})
+        assert unfinished.read()
     assert unfinished.read() == {}
 
 

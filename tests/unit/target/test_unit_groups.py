@@ -56,7 +56,7 @@ def sums_of(
     sampler: str = "floating-point",
     clipping_norm: float = C,
 ) -> TargetSums:
-    settings = TargetGradientSettings(batch_size=8)
+    settings = TargetGradientSettings(batch_size=8, token_share=0.3)
     release = mechanism(sampler=sampler)
     return target_sums(model, template, data, settings, clipping_norm, release, space, None, rows_per_unit)
 
@@ -97,17 +97,20 @@ def test_a_units_vector_is_the_clipped_mean_of_its_records(
     data, norm = people(1, 4, 3, 2), 2.0
     space = spaces(phi, template)["public-subspace"]
     ids = tokenise_split(phi.tokenizer, data.texts, template.max_text_tokens, None)
-    norms = ReleaseNorms.of(norm, TargetGradientSettings().probe_share)
+    norms = ReleaseNorms.of(norm, TargetGradientSettings().probe_share, 0.3)
     batches = RecordBatches(phi, template, space, 1, private=False)
     gradients: dict[int, Tensor] = {}
     features: dict[int, Tensor] = {}
+    tokens: dict[int, Tensor] = {}
     for row, label in enumerate(data.labels):
         ((_, vectors),) = batches(ids, np.array([row]), label)
         assert vectors.features is not None
         gradients[row] = vectors.gradients.materialise()[0]
-        features[row] = vectors.features[0, 0]
+        assert vectors.tokens is not None
+        features[row], tokens[row] = vectors.features[0, 0], vectors.tokens[0]
     values = {label: torch.zeros_like(gradients[0]) for label in (0, 1)}
     class_sums = {label: torch.zeros_like(features[0]) for label in (0, 1)}
+    token_sums = {label: torch.zeros_like(tokens[0]) for label in (0, 1)}
     second_moment = torch.zeros(len(features[0]), len(features[0]), dtype=torch.float64)
     assert data.units is not None
     clipped = []
@@ -122,14 +125,17 @@ def test_a_units_vector_is_the_clipped_mean_of_its_records(
             clipped.append(float(mean.norm()) > limit)
             values[label] += mean * min(1.0, limit / float(mean.norm()))
             class_sums[label] += norms.class_sum * torch.stack([features[r] for r in own]).sum(dim=0) / len(rows)
+            token_sums[label] += norms.token_sum * torch.stack([tokens[r] for r in own]).sum(dim=0) / len(rows)
             moments = torch.stack([torch.outer(features[r], features[r]) for r in own]).sum(dim=0)
             second_moment += norms.second_moment * moments / len(rows)
     found = sums_of(phi, template, data, space, 3, clipping_norm=norm)
     assert found.class_sums is not None
     assert found.second_moment is not None
+    assert found.token_sums is not None
     for label in (0, 1):
         torch.testing.assert_close(found.values[label], values[label], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found.class_sums[label], class_sums[label], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.token_sums[label], token_sums[label], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.second_moment, second_moment, rtol=1e-9, atol=1e-12)
     assert found.clip_fraction == pytest.approx(np.mean(clipped))
 
@@ -168,7 +174,7 @@ def test_a_killed_sum_of_units_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.setattr("gradmm.target.checkpoint.SECONDS_BETWEEN_WRITES", 0.0)
     monkeypatch.setattr(module, "CHUNK", 1)
-    data, settings = people(2, 3, 1, 4, 2, 1), TargetGradientSettings(batch_size=1)
+    data, settings = people(2, 3, 1, 4, 2, 1), TargetGradientSettings(batch_size=1, token_share=0.3)
     space = spaces(phi, template)["public-subspace"]
     unfinished = UnfinishedSums(tmp_path_factory.mktemp("sums") / "sums")
 
