@@ -14,9 +14,10 @@ folder in the repository, and are installed below it:
     gradients   gradients of examples in closed form, and the matching loss
     privacy     the mechanism, its sensitivity, the guarantee, the ledger
     audit       attacks on the mechanism and on fine-tuned models
-    target      the gradient that texts are to match, and the linear probe released with it
+    target      the gradient that texts are to match, and the probe and token rates released with it
     filters     choosing among generated texts
     generation  writing texts that match: search and ADMM
+    labelling   class probabilities of texts, from the model and from the release
     evaluation  fine-tuning on texts and measuring the model
     outputs     a run's folder: record, release, report, plots
     studies     comparisons, ablations and theory; no run needs them
