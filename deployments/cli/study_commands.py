@@ -115,10 +115,10 @@ def transfer(
     options: StudyOptions = StudyOptions(),
     words: Words = (),
 ) -> None:
-    """Fine-tune other models on a recipe's texts.
+    """Train other models on a recipe's texts: a TF-IDF classifier, and language models.
 
     Args:
-        models: Hub ids or folders of models.
+        models: Hub ids or folders of language models. Default: the recipe's alone.
         arms: Baselines. Default: before zero-shot random real-1k.
     """
     from gradmm.studies.arms import BASELINES

@@ -2,7 +2,7 @@
 
 compare        the texts: baselines, at several sizes (the paper's Table 1)
 scarce         the data: few real rows (Figure 1)
-transfer       the model that is fine-tuned (Table 2)
+transfer       the model that is trained (Table 2)
 ablate         the recipe's settings (Tables 4 and 5, and more)
 scale          the number of texts, by generation method
 epsilon        the noise (Figure 3c)
@@ -39,7 +39,17 @@ from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.location import Location
 from gradmm.studies.ablations import Ablation, ablated, check_ablations
 from gradmm.studies.arm_recipes import scaled
-from gradmm.studies.arms import ARMS, BASELINES, EPSILONS, PRODUCT, REAL_ROWS, ROWS, SCALES, private_arm
+from gradmm.studies.arms import (
+    ARMS,
+    BASELINES,
+    CLASSIFIER,
+    EPSILONS,
+    PRODUCT,
+    REAL_ROWS,
+    ROWS,
+    SCALES,
+    private_arm,
+)
 from gradmm.studies.plans import (
     all_texts,
     check_epsilons,
@@ -140,12 +150,12 @@ def scarce(
 @study_flow
 def transfer(
     recipe: Recipe,
-    models: tuple[str, ...],
+    models: tuple[str, ...] = (),
     root: Location = ROOT,
     arms: tuple[str, ...] = BASELINES["transfer"],
     command: tuple[str, ...] = (),
 ) -> StudyRecord:
-    """Fine-tune the recipe's model and others on the same texts.
+    """Train the recipe's model, others, and a TF-IDF classifier on the same texts.
 
     Args:
         models: hub ids or folders of causal language models. The recipe's other `model` settings apply to all.
@@ -158,9 +168,15 @@ def transfer(
     # Before any work: refuses a model that cannot be read.
     references = {each.name: model_fingerprint(each) for each in settings}
     texts, context = study.arms(arms), study.target_context
+    classified = study.classify(texts, [study.size])  # first: it takes seconds
     plans = [study.trials(texts, [study.size], replace(context, model=model)) for model in references.values()]
-    evaluations = study.evaluate(plans)
-    return study.finish(tables.transfer, texts, [study.size], models=list(references), evaluations=evaluations)
+    return study.finish(
+        tables.transfer,
+        texts,
+        [study.size],
+        models=[*references, CLASSIFIER],
+        evaluations=[*study.evaluate(plans), classified],
+    )
 
 
 @study_flow

@@ -47,6 +47,7 @@ from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
+from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
 
@@ -240,6 +241,29 @@ class Study:
         repeated = iter(self.quiet.run_each(arm_eval, [*chain.from_iterable(rounds)], execution))
         evaluated = iter([[one, *islice(repeated, len(rest))] for one, rest in zip(searched, rounds, strict=True)])
         return [[*chain.from_iterable(islice(evaluated, len(part)))] for part in plans]
+
+    def classify(self, arms: Mapping[Arm, Texts], sizes: Sequence[int]) -> list[StageArtifact]:
+        """Train the TF-IDF classifier on every arm that has texts, at each size and with each seed."""
+        settings = self.recipe.finetune_eval
+        with_texts = {arm: texts for arm, texts in arms.items() if arm.source != "nothing"}
+        inputs = [
+            {
+                "arm": trial.arm,
+                "made": trial.made,
+                "counts": dict(trial.counts),
+                "labels": list(self.runs.context.labels),
+                "train": trial.target_context.data.train,
+                "validation": trial.target_context.data.validation,
+                "test": trial.target_context.data.test,
+                "max_validation_rows": settings.max_validation_rows,
+                "max_test_rows": settings.max_test_rows,
+                "seed": trial.seed,
+                "held_out_seed": settings.seeds[0],
+            }
+            for trials in self.trials(with_texts, sizes)
+            for trial in trials
+        ]
+        return self.quiet.run_each(tfidf_eval, inputs, self.recipe.execution)
 
     def measure(self, arms: Mapping[Arm, Texts], sizes: Sequence[int]) -> list[StageArtifact]:
         """Measure the texts of every arm that has any, except for those of all train rows, which are too many."""

@@ -40,15 +40,18 @@ class Examples:
 
     def sample(self, max_rows: int | None, seed: int) -> Examples:
         """Sample at most `max_rows` rows. Return all rows, in order, if there are no more."""
-        if max_rows is None or len(self) <= max_rows:
-            return self
-        return self.take(
-            torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:max_rows].tolist()
-        )
+        return self.take(sample_rows(len(self), max_rows, seed))
 
     def sample_classes(self, counts: Mapping[int, int], seed: int) -> Examples:
         """Sample `counts[label]` rows of each label, or all of them if there are fewer."""
         return self.take(sample_class_rows(self.labels, counts, seed))
+
+
+def sample_rows(rows: int, max_rows: int | None, seed: int) -> list[int]:
+    """Sample at most `max_rows` of `rows` row numbers. Return all, in order, if there are no more."""
+    if max_rows is None or rows <= max_rows:
+        return list(range(rows))
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:max_rows].tolist()
 
 
 def sample_class_rows(labels: Sequence[int], counts: Mapping[int, int], seed: int) -> list[int]:

@@ -1,7 +1,8 @@
-"""Evaluation of texts by fine-tuning a model on them.
+"""Evaluation of texts by training a model on them.
 
 - `arm`: one arm of a comparison, and the texts that it takes.
 - `finetune_eval`: fine-tuning, and accuracies on held-out rows.
 - `schedule`: learning rate and number of steps of a fine-tuning.
+- `tfidf_classifier`: a classifier that is not a language model.
 - `coresets`: herding and k-center selection of real rows.
 """

@@ -152,6 +152,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         [("method", pa.string()), ("label", pa.int64()), ("rank", pa.int64()), ("row", pa.int64())]
     ),
     "arm_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),
+    # The learning rate and the steps are 0.
+    "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),
     "arm_measures": pa.schema(
         [
             ("arm", pa.string()),

@@ -42,6 +42,9 @@ PRODUCT = "gradmm"
 #: The arm of texts and labels that the model makes without the data.
 SOFT_ZERO_SHOT = "soft zero-shot"
 
+#: The model of `transfer` that is not a language model.
+CLASSIFIER = "TF-IDF classifier"
+
 ARMS = {
     arm.name: arm
     for arm in (

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from gradmm.evaluation.arm import ALL_ROWS
+from gradmm.evaluation.tfidf_classifier import INVERSE_PENALTIES
 from gradmm.metrics.intervals import CONFIDENCE, MIN_SEEDS, SeedMean
 from gradmm.outputs.markdown import markdown_table
-from gradmm.studies.arms import PRODUCT
+from gradmm.studies.arms import CLASSIFIER, PRODUCT
 from gradmm.studies.compare import MEASURES
 from gradmm.studies.record import StudyRecord
 
@@ -217,7 +218,14 @@ def _scarce(table: pd.DataFrame) -> list[str]:
 
 
 def _transfer(table: pd.DataFrame) -> list[str]:
-    parts = ["## Accuracy of other models, fine-tuned on texts made for the recipe's model", CHECKPOINTS]
+    penalties = ", ".join(f"{c:g}" for c in INVERSE_PENALTIES)
+    parts = [
+        "## Accuracy of other models, trained on texts made for the recipe's model",
+        CHECKPOINTS,
+        f"The {CLASSIFIER} is not a language model: it is scikit-learn's TF-IDF of words and word pairs, with "
+        "logistic regression on the class probabilities of the texts. Each seed chooses C on validation (from "
+        f"{penalties}). There are no other checkpoints.",
+    ]
     for model, rows in table.groupby("model", sort=False):
         parts += [f"### {model}", _arms(rows, _TEXTS)]
     return parts

@@ -88,10 +88,8 @@ def check_models(recipe: Recipe, models: Sequence[str]) -> None:
     """Check the names of other models.
 
     Raises:
-        InputError: for no model, and for a name that is repeated or is the recipe's model.
+        InputError: for a name that is repeated or is the recipe's model.
     """
-    if not models:
-        raise InputError("none", "models", "name hub ids or folders")
     names = [recipe.model.name, *models]
     for name in models:
         if names.count(name) > 1:

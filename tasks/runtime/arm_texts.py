@@ -13,6 +13,9 @@ from gradmm.tasks.runtime.inputs import read_split
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
+
     from gradmm.data.examples import Examples
     from gradmm.evaluation.finetune_eval import Finetuning
 
@@ -44,17 +47,22 @@ class ArmTexts:
         import torch
 
         from gradmm.data.examples import Examples
-        from gradmm.labelling.labelling import probability_matrix
         from gradmm.lm.template import tokenise_texts
 
         texts = self.of(counts, seed)
         max_tokens = finetuning.template.max_text_tokens
         tokens = tokenise_texts(finetuning.tokenizer, texts.texts, max_tokens, self.arm.name)
+        probabilities = self.probabilities(counts)
+        return Examples(tokens, texts.labels, None if probabilities is None else torch.from_numpy(probabilities))
+
+    def probabilities(self, counts: Mapping[int, int]) -> Float[np.ndarray, "texts classes"] | None:
+        """Return the class probabilities of the texts of `of`, or None for real rows, which have labels."""
+        from gradmm.labelling.labelling import probability_matrix
+
         if self.arm.private_rows:
-            return Examples(tokens, texts.labels)
+            return None
         assert self.made is not None
-        selected = first_texts(self.made.read(), self.arm, counts)
-        return Examples(tokens, texts.labels, torch.from_numpy(probability_matrix(selected)))
+        return probability_matrix(first_texts(self.made.read(), self.arm, counts))
 
     def _train_rows(self, counts: Mapping[int, int], seed: int) -> list[int]:
         if self.made is None:

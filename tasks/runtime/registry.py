@@ -27,6 +27,7 @@ RUN_STAGES = {
 STUDY_STAGES = {
     "coresets": 1,
     "arm_measures": 2,
+    "tfidf_eval": 1,
     "compare": 2,
     "scarce": 2,
     "transfer": 2,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -15,16 +16,18 @@ from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.loading import load_recipe
 from gradmm.config.recipe import Recipe
-from gradmm.data.splits import load_splits
+from gradmm.data.splits import LabelledTexts, load_splits
 from gradmm.deployments.cli.main import main
 from gradmm.deployments.cli.study_commands import ABLATIONS
 from gradmm.deployments.recipe_files import find_recipe, recipe_names
 from gradmm.errors import InputError
+from gradmm.evaluation.tfidf_classifier import evaluate_classifier
 from gradmm.flows.studies.flows import ablate, distribution, epsilon, scale, scarce, transfer
+from gradmm.labelling.labelling import probability_matrix
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import Root
 from gradmm.studies.ablations import Ablation, check_ablations, read_ablations
-from gradmm.studies.arms import PRODUCT
+from gradmm.studies.arms import CLASSIFIER, PRODUCT
 from gradmm.studies.pages import study_page
 from gradmm.studies.record import StudyRecord
 from gradmm.tasks.runtime.inputs import drawn_rows, read_split
@@ -130,6 +133,7 @@ def test_transfer_fine_tunes_every_model_on_the_same_texts(
     assert table.groupby("model", sort=False)["arm"].agg(list).to_dict() == {
         recipe.model.name: arms,
         other_model: arms,
+        CLASSIFIER: arms[1:],
     }
     before = table[table["arm"] == "before"].set_index("model")["accuracy"]
     rows = [stage.read() for stage in record.stages if stage.stage == "arm_eval"]
@@ -138,6 +142,39 @@ def test_transfer_fine_tunes_every_model_on_the_same_texts(
     assert before.between(0, 1).all()
     assert f"### {other_model}" in check_folder(record, shared_root)
     assert not executed(transfer(recipe, (other_model,), shared_root))
+
+
+def test_without_other_models_transfer_trains_the_recipes_and_the_classifier(
+    recipe: Recipe, shared_root: Path, tiny_data: Path
+) -> None:
+    record = transfer(recipe, root=shared_root)
+    table = record.table.read()
+    assert table["model"].unique().tolist() == [recipe.model.name, CLASSIFIER]
+    classified = table[table["model"] == CLASSIFIER].set_index("arm")
+    assert (classified[["learning_rate", "steps"]] == 0).all(axis=None)
+    assert (classified["seeds"] == len(SEEDS)).all()
+    assert f"### {CLASSIFIER}" in check_folder(record, shared_root)
+    # The real rows all at once: the texts of a class share words that those of the other lack.
+    assert classified["accuracy"]["real-1k"] == 1
+    splits = {name: pd.read_parquet(tiny_data / f"{name}.parquet") for name in ("validation", "test")}
+    held_out = {
+        name: LabelledTexts(tuple(rows["text"]), tuple(rows["label"].tolist())) for name, rows in splits.items()
+    }
+    (found,) = (
+        stage
+        for stage in record.stages
+        if stage.stage == "tfidf_eval" and stage.read()[["arm", "seed"]].iloc[0].tolist() == [PRODUCT, 2]
+    )
+    artifact = Root(path=shared_root).find_stage("tfidf_eval", found.path.stem)
+    assert artifact is not None
+    source = artifact.record()["upstream"]["made"]
+    made = next(stage for stage in record.stages if stage.sha256 == source).read()
+    expected, c = evaluate_classifier(
+        PRODUCT, made["text"].tolist(), probability_matrix(made), (0, 1), held_out, seed=2
+    )
+    assert found.figures["C"] == c
+    assert found.read()["accuracy"].tolist() == expected["accuracy"].tolist()
+    assert found.read()["loss"].tolist() == pytest.approx(expected["loss"].tolist())
 
 
 def test_ablations_are_the_recipe_with_other_settings(recipe: Recipe, shared_root: Path) -> None:
@@ -262,7 +299,6 @@ def test_the_commands_run_and_refuse_bad_arguments(
     for arguments, line in (
         (["scarce", "--rows", "1"], "--rows: [1] leaves a class empty; ask for at least 2"),
         (["scarce", "--set", "privacy.epsilon=1", "--set", "privacy.delta=1e-5"], "privacy.epsilon: the draw"),
-        (["transfer"], "--models: none; name hub ids or folders"),
         (["transfer", "--models", recipe.model.name], "is repeated"),
         (["transfer", "--models", "x", "--arms", "y"], "--arms: no arm 'y'"),
         (["ablate", "--only", "y"], "--only: no ablation 'y'; choose from"),
