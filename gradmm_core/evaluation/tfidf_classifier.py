@@ -53,9 +53,9 @@ def evaluate_classifier(
         InputError: if there are no texts, or none has a word of two letters.
     """
     vectorizer = fitted_vectorizer(texts)
-    features = vectorizer.transform(texts)
+    features = word_weights(vectorizer, texts)
     splits = {
-        split: (vectorizer.transform(rows.texts), np.array([labels.index(label) for label in rows.labels]))
+        split: (word_weights(vectorizer, rows.texts), np.array([labels.index(label) for label in rows.labels]))
         for split, rows in held_out.items()
     }
     trained = {c: fit_expected_loss(features, probabilities, c) for c in INVERSE_PENALTIES}
@@ -81,6 +81,11 @@ def fitted_vectorizer(texts: Sequence[str]) -> TfidfVectorizer:
         raise InputError(
             "no text has a word of two letters to train a classifier on", "texts", "look at the texts"
         ) from error
+
+
+def word_weights(vectorizer: TfidfVectorizer, texts: Sequence[str]) -> csr_matrix:
+    """Compute the TF-IDF weights of texts, one row each."""
+    return csr_matrix(vectorizer.transform(texts))
 
 
 def fit_expected_loss(

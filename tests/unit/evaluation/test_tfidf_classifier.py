@@ -19,6 +19,7 @@ from gradmm.evaluation.tfidf_classifier import (
     fit_expected_loss,
     fitted_vectorizer,
     one_hot,
+    word_weights,
 )
 
 CLASSES = (7, 2, 5)
@@ -44,7 +45,7 @@ def logits(regression: LogisticRegression, features) -> np.ndarray:
 def test_probabilities_of_zero_and_one_train_as_labels_do(classes: tuple[int, ...]) -> None:
     data = sample(60)
     data = data.take([i for i, label in enumerate(data.labels) if label in classes])
-    features = fitted_vectorizer(data.texts).transform(data.texts)
+    features = word_weights(fitted_vectorizer(data.texts), data.texts)
     soft = fit_expected_loss(features, one_hot(data.labels, classes), 1.0)
     hard = LogisticRegression(C=1.0, tol=1e-6).fit(features, [classes.index(label) for label in data.labels])
     np.testing.assert_allclose(logits(soft, features), logits(hard, features), atol=1e-4)
@@ -53,7 +54,7 @@ def test_probabilities_of_zero_and_one_train_as_labels_do(classes: tuple[int, ..
 def test_probabilities_in_tenths_train_as_so_many_copies_of_each_text_do() -> None:
     texts = sample(40).texts
     tenths = np.random.default_rng(1).multinomial(10, [0.5, 0.3, 0.2], size=len(texts))
-    features = fitted_vectorizer(texts).transform(texts)
+    features = word_weights(fitted_vectorizer(texts), texts)
     soft = fit_expected_loss(features, tenths / 10, 1.0)
     rows, columns = (
         np.repeat(np.arange(len(texts)), 10),
@@ -68,7 +69,7 @@ def test_probabilities_in_tenths_train_as_so_many_copies_of_each_text_do() -> No
 def test_the_gradient_of_the_penalised_expected_loss_is_zero(inverse_penalty: float) -> None:
     texts = sample(50).texts
     probabilities = np.random.default_rng(2).dirichlet([0.5, 1.0, 2.0], size=len(texts))
-    features = fitted_vectorizer(texts).transform(texts)
+    features = word_weights(fitted_vectorizer(texts), texts)
     regression = fit_expected_loss(features, probabilities, inverse_penalty)
     error = regression.predict_proba(features) - probabilities  # gradient of the expected loss by logits
     gradient = inverse_penalty * error.T @ features.toarray() + regression.coef_
@@ -96,7 +97,11 @@ def test_features_are_sublinear_tf_idf_of_words_and_pairs() -> None:
     vectorizer = fitted_vectorizer(["good good book", "good soup"])
     assert sorted(vectorizer.vocabulary_) == ["book", "good", "good book", "good good", "good soup", "soup"]
     row = dict(
-        zip(vectorizer.get_feature_names_out(), vectorizer.transform(["good good book"]).toarray()[0], strict=True)
+        zip(
+            vectorizer.get_feature_names_out(),
+            word_weights(vectorizer, ["good good book"]).toarray()[0],
+            strict=True,
+        )
     )
     idf = {1: math.log(3 / 2) + 1, 2: 1.0}  # by the number of texts with the word
     raw = {"good": (1 + math.log(2)) * idf[2], "book": idf[1], "good good": idf[1], "good book": idf[1]}
@@ -108,10 +113,10 @@ def test_validation_chooses_c_and_test_has_no_part_in_it() -> None:
     data, validation = sample(60, noise=0.7), sample(90, seed=1, noise=0.5)
     probabilities = one_hot(data.labels, CLASSES)
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(data.texts)
-    features, columns = vectorizer.transform(validation.texts), [CLASSES.index(i) for i in validation.labels]
+    features, columns = word_weights(vectorizer, validation.texts), [CLASSES.index(i) for i in validation.labels]
     measured = {
         c: accuracy_and_loss(
-            fit_expected_loss(vectorizer.transform(data.texts), probabilities, c), features, np.array(columns)
+            fit_expected_loss(word_weights(vectorizer, data.texts), probabilities, c), features, np.array(columns)
         )
         for c in INVERSE_PENALTIES
     }
@@ -128,7 +133,7 @@ def test_validation_chooses_c_and_test_has_no_part_in_it() -> None:
 
 def test_accuracy_and_loss_are_those_of_a_slow_loop() -> None:
     data = sample(20)
-    features = fitted_vectorizer(data.texts).transform(data.texts)
+    features = word_weights(fitted_vectorizer(data.texts), data.texts)
     regression = fit_expected_loss(features, one_hot(data.labels, CLASSES), 1.0)
     columns = np.array([CLASSES.index(label) for label in data.labels])
     chances = regression.predict_proba(features)

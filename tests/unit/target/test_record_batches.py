@@ -55,7 +55,7 @@ def spaces(language_model: LanguageModel, template: TokenisedTemplate) -> dict[s
     rows = torch.tensor(label_rows(template))
     centres = {label: 0.1 * torch.randn(len(rows), 4, generator=random, dtype=torch.float64) for label in (0, 1)}
     features = random_probe(language_model, template).features
-    rates = dict.fromkeys((0, 1), torch.ones(len(language_model.embeddings)))
+    rates = {label: torch.ones(len(language_model.embeddings)) for label in (0, 1)}
     return {"full": FULL, "public-subspace": TargetSpace(rows, basis, centres, features, rates)}
 
 
