@@ -1,7 +1,8 @@
 """Stopping on Ctrl-C, also where Python loses it.
 
 Python raises KeyboardInterrupt once, in whatever code is running. Code that suppresses exceptions, such as a
-destructor, loses it, and the run would continue.
+destructor, loses it, and the run would continue. Code that raises another exception while it handles this one, as
+Prefect does where a task is about to start, would make an error of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from gradmm.errors import InputError
 
 _interrupted = threading.Event()
 
@@ -27,6 +30,12 @@ def stopped_by_signals() -> Iterator[None]:
     previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except InputError:
+        raise
+    except Exception as error:
+        if _interrupted.is_set():
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -217,8 +217,9 @@ def scale(
 ) -> StudyRecord:
     """Fine-tune on more and more texts of each generation method, and tell what the texts cost.
 
-    Each method generates the largest number once for each seed; smaller numbers are the first of these texts. The
-    target is released once for all methods.
+    Each method generates the largest number once for each seed; smaller numbers are the first of these texts in
+    the order of writing, since the best of more texts would cost as much as all of them. The target is released
+    once for all methods.
 
     Args:
         sizes: numbers of texts in all classes together.
@@ -228,11 +229,10 @@ def scale(
     check_scale(recipe, sizes, methods)
     own = recipe.generation.method
     study = Study("scale", scaled(recipe, max(sizes), own), root, command)
-    variants = {ARMS[PRODUCT]: study.product}
+    variants = {Arm(PRODUCT, "written"): study.product}
     for method in methods:
         if method != own:
-            source = "written" if method == "written" else "synthetic"
-            variants[Arm(method, source)] = study.variant(method, scaled(study.recipe, max(sizes), method))
+            variants[Arm(method, "written")] = study.variant(method, scaled(study.recipe, max(sizes), method))
     texts = {arm: variant.texts for arm, variant in variants.items()}
     real = [size for size in sizes if size <= study.target_context.data.train.rows]
     plans = [study.trials({ARMS["before"]: None, **texts}, sizes), study.trials({ARMS["random"]: None}, real)]

@@ -28,6 +28,7 @@ from gradmm.audit.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm.config.settings import MechanismAuditSettings
 from gradmm.deployments.cli.main import main
 from gradmm.deployments.cli.study_commands import StudyOptions
+from gradmm.flows.runtime.stopping import stopped_by_signals
 from gradmm.generation.generation import generate
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs.record import RunRecord
@@ -77,7 +78,8 @@ def test_unknown_recipe() -> None:
 def test_unknown_preset(recipe_file: Path, tmp_path: Path) -> None:
     assert refused(recipe_file, "--preset", "papr") == "--preset: no preset 'papr'; did you mean 'paper'?"
     unlike = refused(recipe_file, "--preset", "fast")
-    assert unlike == "--preset: no preset 'fast'; choose from paper, rerank, zero-shot, or give a .yaml file"
+    names = "paper, rerank, written, zero-shot"
+    assert unlike == f"--preset: no preset 'fast'; choose from {names}, or give a .yaml file"
     assert refused(recipe_file, "--preset", "no.yaml").startswith(
         "--preset: no file 'no.yaml'; give the path of a"
     )
@@ -251,6 +253,20 @@ def test_a_run_stopped_in_generation_goes_on_where_it_was(
     assert record.stage("target_gradient").cached
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_error_raised_while_an_interruption_is_handled_does_not_hide_it(number: signal.Signals) -> None:
+    def interrupted() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            raise ValueError("as Prefect does where a task is about to start")
+
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        interrupted()
+    with pytest.raises(ValueError, match="no signal"), stopped_by_signals():
+        raise ValueError("no signal")
+
+
 def test_a_finished_run_prints_its_table(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +285,7 @@ def test_a_finished_run_prints_its_table(
     ):
         assert word in finished.out
     assert "No privacy guarantee" in finished.out
-    assert gradmm("run", recipe_file, "--root", tmp_path / "root").out.count(" cached ") == 8
+    assert gradmm("run", recipe_file, "--root", tmp_path / "root").out.count(" cached ") == 9
 
     quiet = gradmm("run", recipe_file, "--root", tmp_path / "root", "--quiet")
     assert quiet.err == ""

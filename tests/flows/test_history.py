@@ -62,7 +62,7 @@ def test_runs_are_listed_newest_first(history: Path) -> None:
         for file in history.glob("runs/*/run.json")
     }
     assert [row[0] for row in rows] == sorted(records, reverse=True)
-    assert [row[9] for row in rows] == ["6 of 8", "8 of 8", "0 of 8"]
+    assert [row[9] for row in rows] == ["7 of 9", "9 of 9", "0 of 9"]
     for name, recipe, started, _, epsilon, texts, before, synthetic, real, _ in rows:
         record = records[name]
         figures = record.stage("finetune_eval").figures

@@ -25,7 +25,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.errors import BudgetExhausted, InputError
 from gradmm.filters.label_filter import filter_labels
 from gradmm.filters.rows import kept_texts
-from gradmm.filters.subset_selection import target_set
+from gradmm.filters.subset_selection import set_losses
 from gradmm.flows.distil import distil
 from gradmm.flows.pipeline import release_target, stage_runs, synthetic_texts
 from gradmm.generation.generation import generate
@@ -378,12 +378,12 @@ def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
         matched["generated"][given[2].label] = target
         return generate(language_model, template, target, space, *given)
 
-    def selected(language_model, template, texts, label, target, *given):
+    def selected(label, target, **given):
         matched["selected"][label] = target
-        return target_set(language_model, template, texts, label, target, *given)
+        return set_losses(label=label, target=target, **given)
 
     monkeypatch.setattr("gradmm.generation.generation.generate", generated)
-    monkeypatch.setattr("gradmm.filters.subset_selection.target_set", selected)
+    monkeypatch.setattr("gradmm.filters.subset_selection.set_losses", selected)
     privacy = PRIVACY | {"epsilon": epsilon, "clipping_norm": 0.5, "declared_records": 60}
     record = run_first(tiny_recipe(privacy=privacy, target_gradient=SPACE), tmp_path, texts=True)
     space, target = record.stage("target_space"), record.stage("target_gradient")
@@ -555,7 +555,7 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
     (entry,) = releases(strict, tmp_path)
     relaxed = private_recipe(target_gradient=SPACE | {"probe_share": 0.0})
     record = run_first(relaxed, tmp_path, texts=True)
-    assert record.stages[-1].figures["kept_by_label"].keys() == {"0", "1"}
+    assert record.stage("category_balance").figures["kept_by_label"].keys() == {"0", "1"}
     assert releases(relaxed, tmp_path) == [entry]
 
 
