@@ -39,7 +39,7 @@ def test_a_disk_that_fills_up_in_any_stage_or_at_the_ledger(
         if (event.startswith(("open stages/", "open ledger/")) and not event.endswith(".lock"))
         or event in ("open runs/RUN/.release.TEMPORARY/.README.md.TEMPORARY", "open runs/RUN/.run.json.TEMPORARY")
     )
-    assert len(writes) == 12 + 3 + 2  # stages, the ledger with its digests and their key, the run's folder
+    assert len(writes) == 13 + 3 + 2  # stages, the ledger with its digests and their key, the run's folder
     for write in writes:
         ended = root.run(Accident("fill", write))
         assert write in ended.events
