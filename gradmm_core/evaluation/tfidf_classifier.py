@@ -39,7 +39,7 @@ def evaluate_classifier(
 ) -> tuple[pd.DataFrame, float]:
     """Train the classifier with every C, and evaluate the one with the best accuracy on validation.
 
-    Of equal accuracies the lowest validation loss wins, and then the smaller C.
+    Ties go to the lowest validation loss, then to the smaller C.
 
     Args:
         labels: of the columns of `probabilities`.

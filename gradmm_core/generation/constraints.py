@@ -34,13 +34,16 @@ class TextConstraints:
         rows, texts = self._texts(ids)
         again = self._lm.tokenizer(texts, add_special_tokens=False)["input_ids"]
         same = [row == read for row, read in zip(rows, again, strict=True)]
-        return torch.tensor(same, device=ids.device) & self.without_answer(ids)
+        return torch.tensor(same, device=ids.device) & self._lack_answers(texts, ids.device)
 
     def without_answer(self, ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, " batch"]:
         """Flag the texts that contain no class's answer."""
         _, texts = self._texts(ids)
+        return self._lack_answers(texts, ids.device)
+
+    def _lack_answers(self, texts: list[str], device: torch.device) -> Bool[Tensor, " batch"]:
         flags = [not any(answer in _words(text) for answer in self._answers) for text in texts]
-        return torch.tensor(flags, device=ids.device)
+        return torch.tensor(flags, device=device)
 
     def _texts(self, ids: Int[Tensor, "batch tokens"]) -> tuple[list[list[int]], list[str]]:
         """Return the texts' own tokens, and their words without surrounding white space."""

@@ -156,14 +156,17 @@ def how_texts_were_made(run: RunRecord) -> str:
             f"Texts were optimised to match their class's target, by {settings.admm.iterations} iterations of "
             f"ADMM over embeddings, projected onto {words}."
         )
+    tilted = run.plan.target.token_share > 0 and settings.tilt > 0
+    unused = "the target gradient was not used" if tilted else "the target was not used"
+    words = " Their words were tilted towards the released token rates." if tilted else ""
     if settings.method == "written" or (search.draws == 1 and not search.rounds):
-        return f"Texts are the model's samples {after}; the target was not used."
+        return f"Texts are the model's samples {after}; {unused}.{words}"
     edits = f", improved by single-word edits in {search.rounds} rounds" if search.rounds else ""
     uses_probe = run.plan.target.probe_share > 0 and settings.probe_weight > 0
     probe = ", and by the loss of a linear probe of the model's hidden states" if uses_probe else ""
     return (
         f"Each text is the best of {search.draws} samples of the model {after}{edits}. Texts are ranked by how "
-        f"well their gradient matches their class's target{probe}."
+        f"well their gradient matches their class's target{probe}.{words}"
     )
 
 

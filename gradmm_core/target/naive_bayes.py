@@ -54,10 +54,12 @@ class NaiveBayes:
     """Evidence of tokens for classes; float64, on the CPU.
 
     Attributes:
-        weights: log(r_cv / r_v), with one row per class in the order of the labels; zero for tokens of no
-            evidence. tilt: log(r_v / u_v). expected: the mean score of each class (column) of a text of each class
-            (row), by the rates, without slope. counts: the released numbers of records of each class. count_noise:
-            the standard deviation of the noise in each count. slope: the factor of the scores.
+        weights: log(r_cv / r_v), with one row per class in the order of the labels; zero without evidence.
+        tilt: log(r_v / u_v).
+        expected: the mean score of each class (column) of a text of each class (row), by the rates, without slope.
+        counts: the released numbers of records of each class.
+        count_noise: the standard deviation of the noise in each count.
+        slope: the factor of the scores.
     """
 
     weights: Float[Tensor, "classes vocabulary"]
@@ -87,7 +89,8 @@ class NaiveBayes:
         def deviations(scores: Float[Tensor, "texts classes"]) -> Float[Tensor, "texts classes"]:
             return scores - scores @ shares[:, None]
 
-        between = (shares * (deviations(self.expected) - shares @ deviations(self.expected)).diagonal()).sum()
+        expected = deviations(self.expected)
+        between = (shares * (expected - shares @ expected).diagonal()).sum()
         variance = (shares * deviations(replace(self, slope=1.0).scores(texts)).var(dim=0)).sum()
         return replace(self, slope=float((between / variance).clamp(0.0, 1.0).nan_to_num(1.0)))
 
