@@ -444,6 +444,19 @@ def test_card_says_how_the_sentences_were_made(
     assert words in html.split("<h2>Method")[1].split("<h2>")[0]
 
 
+@pytest.mark.parametrize(("tilt", "tilted"), [(0.7, True), (0.0, False)])
+def test_card_says_whether_token_rates_tilted_the_words(
+    tmp_path: Path, texts: pd.DataFrame, tilt: float, tilted: bool
+) -> None:
+    run = run_record(SENTIMENT, 12, generation={"method": "written", "tilt": tilt})
+    target = run.plan.target.model_copy(update={"token_share": 0.3})
+    run = run.model_copy(update={"plan": run.plan.model_copy(update={"target": target})})
+    html = rendered(write_release(tmp_path / "release", run, texts))
+    assert ("words were tilted towards the released token rates" in html) == tilted
+    assert ("the target was not used" in html) == (not tilted)
+    assert "the naive Bayes classifier of tokens" in html
+
+
 def test_card_names_no_probe_where_none_is_released(tmp_path: Path, texts: pd.DataFrame) -> None:
     pages = []
     for records in (50000, 8000):  # 8,000 are too few for a probe
