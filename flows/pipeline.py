@@ -37,6 +37,7 @@ from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, pr
 from gradmm.tasks.runtime.stage_task import RunContext
 from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
 from gradmm.tasks.target_space import target_space as target_space_stage
+from gradmm.tasks.word_tilt import word_tilt as word_tilt_stage
 
 logger = logging.getLogger("gradmm.flow")
 
@@ -148,16 +149,13 @@ def synthetic_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
 
 def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
     """Generate texts without filtering them."""
-    settings, target = recipe.generation, target_context.target
+    settings, target, tilt = recipe.generation, target_context.target, _word_tilt(runs, recipe, target_context)
     shards = plan_shards(list(runs.context.labels), settings.per_class, settings.examples_per_shard)
     categories = {c.label: c for c in recipe.classes}
 
     def matched(label: int) -> dict[str, Any]:
         if settings.method == "written":
-            tilted = settings.tilt > 0 and target_context.plan.target.token_share > 0
-            read = {"target", "space", "matching"} if tilted else set()  # else another target changes nothing
-            read |= {"model", "prompt_template"}
-            return {name: value for name, value in target_context.matching_inputs.items() if name in read}
+            return {"model": target_context.model, "prompt_template": target_context.prompt_template}
         return target_context.matching_inputs | {"records": class_records(recipe, label, target)}
 
     return runs.run_sharded(
@@ -166,6 +164,7 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
         [
             {
                 **matched(shard.label),
+                **({} if tilt is None else {"word_tilt": tilt}),
                 "category": categories[shard.label],
                 "shard": shard,
                 "text_tokens": text_tokens(recipe, shard.label, target),
@@ -175,6 +174,26 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
             for shard in shards
         ],
         recipe.execution,
+    )
+
+
+def _word_tilt(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact | None:
+    """Fit the tilt of words; None if no token rates were released, or if no words are sampled."""
+    settings, plan = recipe.word_tilt, target_context.plan
+    if plan.target.token_share == 0 or settings.strength == 0 or recipe.generation.method == "admm":
+        return None
+    return runs.run(
+        word_tilt_stage,
+        target=target_context.target,
+        space=target_context.space,
+        model=target_context.model,
+        prompt_template=target_context.prompt_template,
+        matching=plan.target,
+        categories=list(recipe.classes),
+        text_tokens={c.label: text_tokens(recipe, c.label, target_context.target) for c in recipe.classes},
+        settings=settings,
+        generation=recipe.generation,
+        seed=recipe.seed,
     )
 
 

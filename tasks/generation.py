@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings
@@ -13,11 +11,6 @@ from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gradmm.lm.template import TokenisedTemplate
 
 #: Name of the figure with each class's shrinkage, see `MatchedTarget`.
 TARGET_SHRINKAGE = "target_trust"
@@ -38,34 +31,31 @@ def generation_shard(
     records: float | None = None,
     clipping_norm: float | None = None,
     matching: TargetGradientSettings | None = None,
+    word_tilt: StageArtifact | None = None,
 ) -> Outcome:
     """Generate one shard of a class's texts.
 
     Args:
-        target, space, matching: of the release; left out for method=written without a tilt, whose texts another
-            release leaves unchanged.
-        records, clipping_norm: of the target to match; left out for method=written.
+        target, space, matching, records, clipping_norm: of the target to match; left out for method=written, whose
+            texts another release leaves unchanged unless it tilts their words.
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.generation.generation import generate, generation_figures, write
+    from gradmm.generation.word_tilt import tilt_of
     from gradmm.target.matched_target import matched_target, released_probe
 
+    attention = None if matching is None or matching.matching == "head" else "eager"
+    language_model, template = read_model(context, model, prompt_template, attention)
+    label = category.label
+    tilt = word_tilt and tilt_of(word_tilt.read(), label, len(language_model.embeddings))
     if settings.method == "written":
-        language_model, template = read_model(context, model, prompt_template)
-        tilt = None
-        if target is not None and matching is not None:
-            tilt = _tilt(target, space, template, matching, category.label, settings)
         texts = write(
             language_model, template, category.instruction, category.name, shard, text_tokens, settings, seed, tilt
         )
-        return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(category.label): None}}
+        return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): None}}
     assert target is not None
     assert matching is not None
     assert clipping_norm is not None
-    attention = None if matching.matching == "head" else "eager"
-    language_model, template = read_model(context, model, prompt_template, attention)
-    label = category.label
-    tilt = _tilt(target, space, template, matching, label, settings)
     matched, where, shrinkage = matched_target(
         target, space, template, matching, label, records, clipping_norm, language_model.device
     )
@@ -85,21 +75,6 @@ def generation_shard(
         tilt,
     )
     return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): shrinkage}}
-
-
-def _tilt(
-    target: StageArtifact,
-    space: StageArtifact | None,
-    template: TokenisedTemplate,
-    matching: TargetGradientSettings,
-    label: int,
-    settings: GenerationSettings,
-) -> Tensor | None:
-    """Return what is added to the logits of a class's words; None without token rates."""
-    from gradmm.target.matched_target import released_naive_bayes
-
-    naive_bayes = released_naive_bayes(target, space, template, matching) if settings.tilt else None
-    return naive_bayes and settings.tilt * naive_bayes.log_ratios(template.labels.index(label))
 
 
 @stage_task("generation")

@@ -19,7 +19,7 @@ from gradmm.outputs.descriptions import (
     stage_title,
     verdict,
 )
-from gradmm.outputs.formatting import duration, number
+from gradmm.outputs.formatting import duration, number, percent
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
 from gradmm.outputs.report import best_and_worst, has_losses, read_line
 from gradmm.storage.location import Location
@@ -58,7 +58,7 @@ def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
         PRIVATE_NOTE if record.stage in PRIVATE else "",
         plot,
         table(["figure", "value"], stage_figures(record, recipe)),
-        *_samples(record),
+        *_samples(record, recipe),
         "## Rows",
         f"To read the {number(record.rows)} rows, run `import pandas as pd` and:",
         f"```python\n{read_line(record)}\n```",
@@ -153,8 +153,10 @@ def _computation(record: StageRecord) -> str:
     return f"Computed in {duration(record.seconds)}{memory}."
 
 
-def _samples(record: StageRecord) -> list[str]:
-    """Return tables of some generated or kept texts and, for a filter, of some dropped ones."""
+def _samples(record: StageRecord, recipe: Recipe) -> list[str]:
+    """Return tables of some generated or kept texts and, for a filter, of some dropped ones; or of words."""
+    if record.stage == "word_tilt":
+        return ["## Words that change most", _word_table(record.read(), recipe)]
     if record.stage == "generation":
         return ["## Sample texts", _text_table(_alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
     if record.stage == "labelling":
@@ -168,6 +170,25 @@ def _samples(record: StageRecord) -> list[str]:
     if len(dropped):
         samples += ["## Sample of the dropped texts", _text_table(dropped, reason=True)]
     return samples
+
+
+def _word_table(words: pd.DataFrame, recipe: Recipe) -> str:
+    """Tabulate each class's words whose share of all words changes most, as released."""
+    change = (words["wanted"] - words["before"]).abs()
+    most = words.loc[change.sort_values(ascending=False, kind="stable").index].groupby("label").head(SAMPLE_ROWS)
+    columns = ["class", "word", "the model's own share", "as released", "in the last texts"]
+    rows = most.sort_values("label", kind="stable")
+    return table(
+        columns,
+        (
+            (
+                recipe.class_names[row["label"]],
+                inert(row["token"]),
+                *(percent(row[shares], digits=2) for shares in ("before", "wanted", "written")),
+            )
+            for row in rows.to_dict("records")
+        ),
+    )
 
 
 def _text_table(rows: pd.DataFrame, reason: bool = False) -> str:

@@ -27,6 +27,7 @@ from gradmm.config.settings import (
     Settings,
     TargetGradientSettings,
     TemplateSettings,
+    WordTiltSettings,
 )
 
 #: A larger delta is no protection, however few the records are.
@@ -47,6 +48,7 @@ class Recipe(Settings):
     model: ModelSettings
     privacy: PrivacySettings = PrivacySettings()
     target_gradient: TargetGradientSettings = TargetGradientSettings()
+    word_tilt: WordTiltSettings = WordTiltSettings()
     generation: GenerationSettings = GenerationSettings()
     label_filter: LabelFilterSettings = LabelFilterSettings()
     loss_selection: LossSelectionSettings = LossSelectionSettings()

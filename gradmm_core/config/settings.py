@@ -217,6 +217,25 @@ class TargetGradientSettings(Settings):
         return self.centred or self.space == "public-subspace" or self.probe_share > 0 or self.token_share > 0
 
 
+class WordTiltSettings(Settings):
+    """How much likelier words are sampled, so that texts have the words of the class's records.
+
+    Used by the generation methods search and written if target_gradient.token_share > 0.
+    """
+
+    strength: Annotated[float, Field(ge=0, le=2)] = Field(
+        default=1.0,
+        description="0: sample as the model does. 1: write words as often as the class's records contain them; "
+        "between these rates in between.",
+    )
+    iterations: Annotated[int, Field(ge=0)] = Field(
+        default=4,
+        description="Times that texts are written, their words counted and the tilt corrected. 0: tilt by the "
+        "ratio of the released rates to the model's own.",
+    )
+    texts: Count = Field(default=400, description="Texts written per class and iteration.")
+
+
 class AdmmSettings(Settings):
     """Algorithm 1 of the paper, with its defaults."""
 
@@ -317,11 +336,6 @@ class GenerationSettings(Settings):
         default=1.0,
         description="Weight of a nat of the probe's loss, in units of the matching loss. Used by method=search if "
         "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
-    )
-    tilt: Annotated[float, Field(ge=0, le=2)] = Field(
-        default=0.7,
-        description="Weight of the released token rates when words are sampled, by methods written and search. "
-        "0: sample as the model does. 1: write words as often as the class's records contain them.",
     )
     per_class: Count = 50
     text_tokens: Count | Literal["auto"] = Field(

@@ -4,9 +4,10 @@ generation: generate the texts of one shard by the chosen method, and score them
 search: generate by discrete search among texts that the model writes.
 admm: generate by Algorithm 1 of the paper.
 written: keep texts as the model writes them, without a target.
+word_tilt: fit a tilt of words, so that texts have the words that were released.
 projection: the projection step of ADMM, from free embeddings to tokens.
 objectives: the matching loss of a batch of free embeddings.
 constraints: the constraints on a text, other than its loss.
-result: the texts and losses that a method returns.
+result: the texts and losses that a method returns, and the texts as released.
 shards: the division of a class's examples into shards.
 """

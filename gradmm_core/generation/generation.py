@@ -1,9 +1,6 @@
 """Generate synthetic texts of one class, to match the class's target or as the model writes them.
 
-With released token rates, the words that the model writes are tilted: a token's logit grows by the logarithm of
-how much more often the class's records contain it than the model's own texts. Exponential tilting is the change of
-a distribution that meets given rates at the smallest relative entropy. Here it does so approximately, since a
-text's later words depend on its earlier ones.
+With released token rates, the words that the model writes are tilted; see `gradmm.generation.word_tilt`.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from gradmm.generation.admm import Objective, admm, best_draws
 from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.objectives import HeadMatching
 from gradmm.generation.projection import Projector
-from gradmm.generation.result import GenerationResult
+from gradmm.generation.result import GenerationResult, released_texts
 from gradmm.generation.search import Search
 from gradmm.generation.shards import Shard
 from gradmm.generation.written import Writer
@@ -34,8 +31,7 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.memory import in_parts_that_fit
 from gradmm.lm.perplexity import log_perplexities
 from gradmm.lm.prompt import PromptCache
-from gradmm.lm.sentences import PAD
-from gradmm.lm.template import TokenisedTemplate, tokenise_texts
+from gradmm.lm.template import TokenisedTemplate
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 from gradmm.metrics.text_figures import text_figures
@@ -247,19 +243,16 @@ def _frame(task: _Task, results: list[GenerationResult], meter: ComputeMeter) ->
         InputError: if the log-perplexity of a text is not finite.
     """
     language_model, shard = task.language_model, task.shard
-    token_ids = torch.cat([r.token_ids for r in results]).tolist()
-    texts = [language_model.decode([i for i in ids if i != PAD]).strip() for ids in token_ids]
-    released = tokenise_texts(language_model.tokenizer, texts, task.template.max_text_tokens, "generation")
+    released = released_texts(language_model, task.template, torch.cat([r.token_ids for r in results]))
     frame = pd.DataFrame(
         {
             "id": [f"{shard.label}-{number:05d}" for number in task.numbers],
             "label": shard.label,
             "label_name": task.label_name,
-            "text": texts,
-            "token_ids": released,
+            **released,
             "matching_loss": np.nan,
             "probe_loss": np.nan,
-            "log_perplexity": log_perplexities(language_model, released),
+            "log_perplexity": log_perplexities(language_model, released["token_ids"].tolist()),
             "shard": shard.index,
             "token_passes": meter.token_passes / shard.count,
             "loss_history": torch.cat([r.history for r in results], dim=1).T.tolist(),

@@ -30,7 +30,8 @@ def write_texts(
     Args:
         uniforms: numbers in [0, 1), one per token.
         tilt: added to the logits of tokens that begin a word, before the likeliest are found. Those that continue
-            a word depend on its beginning, and are left as they are.
+            a word depend on its beginning, and are left as they are. Rates count the texts with a token, so a
+            positive tilt ends with the token's first use in a text.
     """
     head = language_model.head[allowed.ids]
     if tilt is not None:
@@ -39,13 +40,14 @@ def write_texts(
     for start in range(0, len(uniforms), batch_size):
         drawn = torch.from_numpy(uniforms[start : start + batch_size])
         text = allowed.ids.new_empty(len(drawn), 0)
+        added = None if tilt is None else tilt.repeat(len(drawn), 1)
         cache, hidden = prompt_cache.begin(len(drawn))
         for j in range(drawn.shape[1]):
             if j > 0:
                 hidden = prompt_cache.append(cache, text[:, -1:])
             logits = language_model.augment(hidden) @ head.mT
-            if tilt is not None:
-                logits = logits + tilt
+            if added is not None:
+                logits = logits + added
             if j == 0:
                 logits = allowed.first_logits(logits)
             likely = logits.topk(min(top_k, logits.shape[1]), dim=1)
@@ -53,6 +55,9 @@ def write_texts(
             cumulative = likely.values.double().cpu().softmax(dim=1).cumsum(dim=1)
             pick = torch.searchsorted(cumulative, drawn[:, j, None] * cumulative[:, -1:], right=True)
             pick = pick.clamp_max(cumulative.shape[1] - 1).to(likely.indices.device)
-            text = torch.cat([text, allowed.ids[likely.indices.gather(1, pick)]], dim=1)
+            chosen = likely.indices.gather(1, pick)
+            text = torch.cat([text, allowed.ids[chosen]], dim=1)
+            if added is not None:
+                added.scatter_(1, chosen, added.gather(1, chosen).clamp_max(0.0))
         parts.append(text)
     return torch.cat(parts)

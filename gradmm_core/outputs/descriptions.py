@@ -17,6 +17,7 @@ STAGES = {
     "target_space": "derive a small space from text that the model writes",
     "mechanism_audit": "test clipping and noise with canaries",
     "target_gradient": "sum clipped gradients, a probe's moments and token rates; add noise once if private",
+    "word_tilt": "make words as frequent as those released",
     "generation": "search for texts that match the gradient, by ADMM as in the paper, or keep them as written",
     "label_filter": "drop texts classified otherwise by the model and the probe",
     "loss_selection": "drop near duplicates; keep the best matches",
@@ -94,6 +95,13 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
             parts += [f"noise sigma {figures['sigma']:.3g}", f"cosine with the clean target {cosines}"]
             return ", ".join(parts)
+        case "word_tilt":
+            before, after = (
+                ", ".join(percent(distance, digits=0) for distance in figures[name].values())
+                for name in ("word_distance_before", "word_distance")
+            )
+            tokens = _by_class(figures["tilted_tokens"], recipe)
+            return f"tokens tilted: {tokens}; words that differ from those released: {after} ({before} before)"
         case "generation":
             factors = [f"{factor:.2f}" for factor in figures["target_trust"].values() if factor is not None]
             shrinkage = f"target shrinkage factor {', '.join(factors)}, " if factors else ""

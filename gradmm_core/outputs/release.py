@@ -156,7 +156,7 @@ def how_texts_were_made(run: RunRecord) -> str:
             f"Texts were optimised to match their class's target, by {settings.admm.iterations} iterations of "
             f"ADMM over embeddings, projected onto {words}."
         )
-    tilted = run.plan.target.token_share > 0 and settings.tilt > 0
+    tilted = run.plan.target.token_share > 0 and run.recipe.word_tilt.strength > 0
     unused = "the target gradient was not used" if tilted else "the target was not used"
     words = " Their words were tilted towards the released token rates." if tilted else ""
     if settings.method == "written" or (search.draws == 1 and not search.rounds):

@@ -86,6 +86,18 @@ SCHEMAS: dict[str, pa.Schema] = {
     # One row per row of a class's target matrix. `row` is the index of a token in the target's space or, for the
     # full gradient, of a chunk of the flattened parameters. The sums for the probe follow.
     "target_gradient": pa.schema(_MATRICES),
+    # One row per class and token that is tilted.
+    "word_tilt": pa.schema(
+        [
+            ("label", pa.int64()),
+            ("token_id", pa.int64()),
+            ("token", pa.string()),
+            ("tilt", pa.float64()),
+            ("wanted", pa.float64()),
+            ("written", pa.float64()),
+            ("before", pa.float64()),
+        ]
+    ),
     "generation_shard": pa.schema(_TEXT),
     "generation": pa.schema(_TEXT),
     "label_filter": pa.schema([*_CLASSIFIED, *_DECISION]),

@@ -72,8 +72,9 @@ def few_shot(recipe: Recipe) -> Recipe:
 def rerank(recipe: Recipe, draws: int) -> Recipe:
     """Keep the best matching of `draws` written texts for each example, without edits, tilt and probe."""
     search = recipe.generation.search.model_copy(update={"draws": draws, "rounds": 0, "fluency": 0.0})
-    update = {"method": "search", "search": search, "probe_weight": 0.0, "tilt": 0.0}
-    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update=update)})
+    generation = recipe.generation.model_copy(update={"method": "search", "search": search, "probe_weight": 0.0})
+    untilted = recipe.word_tilt.model_copy(update={"strength": 0.0})
+    return recipe.model_copy(update={"generation": generation, "word_tilt": untilted})
 
 
 def equal_draws(passes: float, one_draw: float, two_draws: float) -> int:

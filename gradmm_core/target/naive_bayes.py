@@ -56,6 +56,7 @@ class NaiveBayes:
     Attributes:
         weights: log(r_cv / r_v), with one row per class in the order of the labels; zero without evidence.
         tilt: log(r_v / u_v).
+        public: u_v.
         expected: the mean score of each class (column) of a text of each class (row), by the rates, without slope.
         counts: the released numbers of records of each class.
         count_noise: the standard deviation of the noise in each count.
@@ -64,6 +65,7 @@ class NaiveBayes:
 
     weights: Float[Tensor, "classes vocabulary"]
     tilt: Float[Tensor, " vocabulary"]
+    public: Float[Tensor, " vocabulary"]
     expected: Float[Tensor, "classes classes"]
     counts: Float[Tensor, " classes"]
     count_noise: float
@@ -127,7 +129,7 @@ def fit_naive_bayes(
         weights.append((1 + theta).clamp(1 / MAX_RATIO, MAX_RATIO).log())
     evidence = torch.stack(weights)
     presence = pooled * evidence.exp() / entry  # the probability that a text contains the token
-    return NaiveBayes(evidence, (pooled / model).log(), presence @ evidence.mT, counts, noise / CONSTANT)
+    return NaiveBayes(evidence, (pooled / model).log(), model, presence @ evidence.mT, counts, noise / CONSTANT)
 
 
 def shrunk(

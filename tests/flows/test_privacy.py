@@ -463,13 +463,13 @@ def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
     assert 0 <= figures["token_slope"] <= 1
     # Another weight of the rates is post-processing of the same release; weight 0 does not read it.
     tilted = set(tmp_path.glob("stages/generation_shard/*.parquet"))
-    plain = run_first(recipe(generation={"method": "written", "tilt": 0.0}), tmp_path, texts=True)
+    plain = run_first(recipe(word_tilt={"strength": 0.0}), tmp_path, texts=True)
     assert plain.stage("target_gradient").cached
     assert len(releases(recipe(), tmp_path)) == 1
     untilted = set(tmp_path.glob("stages/generation_shard/*.parquet")) - tilted
     for shards, reads in ((tilted, True), (untilted, False)):
         metadata = [json.loads(pq.read_schema(shard).metadata[METADATA_KEY]) for shard in shards]
-        assert [("target" in each["upstream"]) for each in metadata] == [reads] * 4
+        assert [("word_tilt" in each["upstream"]) for each in metadata] == [reads] * 4
     # Too few records for token rates: the probe has their share.
     few = private_recipe(target_gradient=SPACE | WITH_TOKENS)
     allow(few, tmp_path, 9.0)

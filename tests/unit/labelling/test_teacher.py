@@ -91,8 +91,8 @@ def test_the_offset_follows_the_mean_answer_to_private_records(shift: float) -> 
 
 def naive_bayes(noise: float, counts: tuple[float, float] = (900.0, 100.0)) -> NaiveBayes:
     weights = torch.linspace(-1, 1, 2 * VOCABULARY).view(2, -1).double()
-    no_tilt, expected = torch.zeros(VOCABULARY).double(), torch.eye(2).double()
-    return NaiveBayes(weights, no_tilt, expected, torch.tensor(counts).double(), noise, slope=0.5)
+    none, expected = torch.zeros(VOCABULARY).double(), torch.eye(2).double()
+    return NaiveBayes(weights, none, none, expected, torch.tensor(counts).double(), noise, slope=0.5)
 
 
 @pytest.mark.parametrize("with_probe", [False, True])

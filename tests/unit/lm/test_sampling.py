@@ -104,10 +104,27 @@ def test_a_tilt_is_added_to_the_logits_of_tokens_that_begin_a_word(
     written = write(phi, allowed, np.stack([*columns, grid], axis=1), top_k=top_k, tilt=tilt)
     added = {int(token): float(tilt[token]) for token in allowed.ids[~allowed.continues_word]}
     assert 0 < len(added) < len(allowed.ids)
+    # A positive tilt has ended where the token has been used.
+    added |= {token: min(0.0, float(tilt[token])) for token in written[0, :-1].tolist()}
     expected = next_token(phi, allowed, written[0, :-1].tolist(), top_k, added)
     assert expected != next_token(phi, allowed, written[0, :-1].tolist(), top_k)
     for token, chance in expected.items():
         assert float((written[:, -1] == token).double().mean()) == pytest.approx(chance, abs=1.001 / count)
+
+
+def test_a_positive_tilt_ends_with_a_tokens_first_use_in_a_text(
+    phi: LanguageModel, allowed: AllowedTokens
+) -> None:
+    ids = allowed.ids[~allowed.continues_word]
+    inside = [token for token in ids.tolist() if phi.decode([token]).startswith(" ")]
+    tilt = torch.zeros(len(phi.embeddings))
+    tilt[inside[:3]] = 50.0  # certain, while it lasts
+    tilt[inside[3]] = -50.0
+    texts = write(phi, allowed, uniforms(40, 7), tilt=tilt)
+    assert all({*inside[:3]} <= {*text} for text in texts[:, 1:].tolist())
+    plain = [next_token(phi, allowed, text[:6], 200)[text[6]] for text in texts.tolist() if text[6] in inside[:3]]
+    assert len(plain) < 8  # as likely as the model finds them
+    assert not (texts == inside[3]).any()
 
 
 def test_likelier_tokens_have_smaller_numbers_so_zero_is_the_likeliest_text(

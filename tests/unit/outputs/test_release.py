@@ -444,11 +444,13 @@ def test_card_says_how_the_sentences_were_made(
     assert words in html.split("<h2>Method")[1].split("<h2>")[0]
 
 
-@pytest.mark.parametrize(("tilt", "tilted"), [(0.7, True), (0.0, False)])
+@pytest.mark.parametrize(("strength", "tilted"), [(1.0, True), (0.0, False)])
 def test_card_says_whether_token_rates_tilted_the_words(
-    tmp_path: Path, texts: pd.DataFrame, tilt: float, tilted: bool
+    tmp_path: Path, texts: pd.DataFrame, strength: float, tilted: bool
 ) -> None:
-    run = run_record(SENTIMENT, 12, generation={"method": "written", "tilt": tilt})
+    run = run_record(SENTIMENT, 12, generation={"method": "written"})
+    tilt = run.recipe.word_tilt.model_copy(update={"strength": strength})
+    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"word_tilt": tilt})})
     target = run.plan.target.model_copy(update={"token_share": 0.3})
     run = run.model_copy(update={"plan": run.plan.model_copy(update={"target": target})})
     html = rendered(write_release(tmp_path / "release", run, texts))

@@ -1,0 +1,161 @@
+"""Fit a tilt of words: with it, the model's texts contain words as often as the records of a class do.
+
+A tilt b is added to the logits of the tokens that begin a word. Of all changes of a distribution that meet given
+rates of tokens, such exponential tilting has the smallest relative entropy (Csiszar 1975). Which b meets them has
+no closed form here: a text's later words depend on its earlier ones, and a likelier word displaces the others. So
+b is found by iterative scaling (Darroch & Ratcliff 1972): texts are written, their words counted, and
+
+    b_v  <-  b_v + n / (n + CAUTION) * log((wanted_v + 1/2) / (written_v + 1/2))
+
+where wanted_v and written_v are the expected and the observed numbers of texts with token v, and n the larger of
+the two: few texts say little about a rare word. The first b is the logarithm of the released rates over those of
+the model itself.
+
+All of it is post-processing of the release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from tqdm import trange
+
+from gradmm.config.settings import GenerationSettings, WordTiltSettings
+from gradmm.generation.result import released_texts
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt import PromptCache
+from gradmm.lm.sampling import write_texts
+from gradmm.lm.sentences import SentenceEnds
+from gradmm.lm.template import TokenisedTemplate
+from gradmm.lm.vocabulary import allowed_tokens
+from gradmm.target.naive_bayes import NaiveBayes
+
+#: A token whose rate is by less than this (in nats) from the model's own is not tilted: the release says nothing
+#: about it.
+EVIDENCE = 0.02
+
+#: Texts with a token that make a correction half of what they say.
+CAUTION = 3.0
+
+#: Largest absolute value of a tilt, in nats.
+MAX_TILT = 8.0
+
+#: Distinguishes the random numbers of these texts from those of released ones.
+STREAM = 7
+
+
+@dataclass(frozen=True, eq=False)
+class WordTilt:
+    """A tilt, and shares of the words in texts; float64, on the CPU.
+
+    Attributes:
+        tilt: zero for tokens that do not begin a word, and for those without evidence.
+        wanted: share of each token among all tokens that begin words, as released.
+        written: the same in the last texts that the tilt was corrected by; in the model's own without any.
+        before: the same in the model's own texts.
+    """
+
+    tilt: Float[Tensor, " vocabulary"]
+    wanted: Float[Tensor, " vocabulary"]
+    written: Float[Tensor, " vocabulary"]
+    before: Float[Tensor, " vocabulary"]
+
+    @property
+    def distances(self) -> tuple[float, float]:
+        """Total variation distance of the words from those wanted, before and after; in the last, of few texts."""
+        before, written = ((shares - self.wanted).abs().sum() / 2 for shares in (self.before, self.written))
+        return float(before), float(written)
+
+
+def fit_word_tilt(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    instruction: str,
+    label: int,
+    naive_bayes: NaiveBayes,
+    text_tokens: int,
+    settings: WordTiltSettings,
+    generation: GenerationSettings,
+    seed: int,
+) -> WordTilt:
+    """Fit the tilt of one class's words.
+
+    Texts are written as `generation` does, but none is rejected.
+
+    Args:
+        text_tokens: number of tokens that are written before a text is cut.
+
+    Raises:
+        InputError: if the vocabulary has no words to write with.
+    """
+    allowed = allowed_tokens(language_model, generation.projection.language)
+    ratios = naive_bayes.log_ratios(template.labels.index(label))
+    words = torch.zeros(len(ratios), dtype=torch.bool)
+    words[allowed.ids[~allowed.continues_word].cpu()] = True
+    tilted = words & (ratios.abs() > EVIDENCE)
+    before = _shares(naive_bayes.public, words)
+    wanted = _shares(naive_bayes.public * (settings.strength * ratios).exp(), words)
+
+    method = generation.written if generation.method == "written" else generation.search
+    ends = SentenceEnds(language_model) if method.whole_sentences else None
+    prompt_cache = PromptCache(language_model, instruction)
+    tilt, written = (settings.strength * ratios) * tilted, before
+    title = f"word_tilt, {label}"
+    for iteration in trange(settings.iterations, desc=title, disable=None, leave=False):
+        random = np.random.default_rng([seed, label, iteration, STREAM])
+        uniforms = random.random((settings.texts, text_tokens))
+        ids = write_texts(language_model, allowed, prompt_cache, uniforms, method.top_k, tilt=tilt)
+        texts = released_texts(language_model, template, ids if ends is None else ends.cut(ids))
+        counts = _texts_with(texts["token_ids"].tolist(), words)
+        written = _shares(counts, words)
+        tilt = (tilt + correction(wanted * counts.sum(), counts) * tilted).clamp(-MAX_TILT, MAX_TILT)
+    return WordTilt(tilt, wanted, written, before)
+
+
+def correction(wanted: Float[Tensor, " tokens"], written: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+    """Return by how much (nats) to change tilts that gave `written` texts with a token where `wanted` were due."""
+    larger = torch.maximum(wanted, written)
+    return larger / (larger + CAUTION) * ((wanted + 0.5) / (written + 0.5)).log()
+
+
+def word_tilt_table(language_model: LanguageModel, label: int, fitted: WordTilt) -> pd.DataFrame:
+    """Tabulate the tilted tokens of a class, with the columns of the stage `word_tilt`; most wanted first."""
+    tokens = fitted.tilt.nonzero()[:, 0]
+    order = tokens[fitted.wanted[tokens].argsort(descending=True, stable=True)]
+    return pd.DataFrame(
+        {
+            "label": label,
+            "token_id": order.numpy(),
+            "token": [language_model.decode([token]) for token in order.tolist()],
+            "tilt": fitted.tilt[order].numpy(),
+            "wanted": fitted.wanted[order].numpy(),
+            "written": fitted.written[order].numpy(),
+            "before": fitted.before[order].numpy(),
+        }
+    )
+
+
+def tilt_of(table: pd.DataFrame, label: int, vocabulary: int) -> Float[Tensor, " vocabulary"]:
+    """Read the tilt of a class from the rows of the stage `word_tilt`."""
+    rows = table[table["label"] == label]
+    tilt = torch.zeros(vocabulary, dtype=torch.float64)
+    tilt[torch.tensor(rows["token_id"].to_numpy())] = torch.tensor(rows["tilt"].to_numpy())
+    return tilt
+
+
+def _texts_with(texts: list[list[int]], words: Bool[Tensor, " vocabulary"]) -> Float[Tensor, " vocabulary"]:
+    """Count the texts that contain each of the words."""
+    tokens = torch.tensor([token for text in texts for token in sorted(set(text))], dtype=torch.int64)
+    return torch.bincount(tokens, minlength=len(words)).double() * words
+
+
+def _shares(
+    rates: Float[Tensor, " vocabulary"], words: Bool[Tensor, " vocabulary"]
+) -> Float[Tensor, " vocabulary"]:
+    of_words = rates * words
+    return of_words / of_words.sum()
