@@ -4,6 +4,6 @@
 - `cli`: the command `gradmm`.
 - `serving`: local runs, and the service that runs deployed recipes.
 
-Data files: recipes/, presets/, ablations.yaml (variants for `gradmm ablate`), prefect.yaml (deployments for a work
+Data files: recipes/, presets/, ablations/ (variants for `gradmm ablate`), prefect.yaml (deployments for a work
 pool).
 """

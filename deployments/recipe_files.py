@@ -9,7 +9,7 @@ from pathlib import Path
 from gradmm.errors import InputError
 
 FOLDER = Path(__file__).parent
-RECIPES, PRESETS, ABLATIONS = FOLDER / "recipes", FOLDER / "presets", FOLDER / "ablations.yaml"
+RECIPES, PRESETS, ABLATIONS = FOLDER / "recipes", FOLDER / "presets", FOLDER / "ablations"
 
 
 def recipe_names() -> list[str]:
@@ -38,6 +38,11 @@ def find_preset(name: str) -> Path:
         InputError: if there is neither.
     """
     return _find(name, PRESETS, "preset")
+
+
+def find_ablations(method: str) -> Path:
+    """Return the file of the ablations for a generation method."""
+    return ABLATIONS / f"{'written' if method == 'written' else 'search'}.yaml"
 
 
 def preset_description(name: str) -> str:

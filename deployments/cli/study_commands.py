@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from gradmm.deployments.cli.options import DEFAULT_ROOT, Changes, Quiet, RecipeName, Root, Verbose, Words
-from gradmm.deployments.recipe_files import ABLATIONS
+from gradmm.deployments.recipe_files import find_ablations
 
 if TYPE_CHECKING:
     from gradmm.config.recipe import Recipe
@@ -225,7 +225,7 @@ def scale(
     from gradmm.studies.arms import SCALES
     from gradmm.studies.plans import check_scale
 
-    loaded, plan = options.load(recipe), {"sizes": sizes or SCALES, "methods": methods or ("written",)}
+    loaded, plan = options.load(recipe), {"sizes": sizes or SCALES, "methods": methods}
     check_scale(loaded, **plan)
     options.run("scale", loaded, words, **plan)
 
@@ -235,7 +235,7 @@ def ablate(
     recipe: RecipeName,
     /,
     *,
-    ablations: Annotated[Path, Parameter(metavar="FILE", show_default=False)] = ABLATIONS,
+    ablations: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     only: Names = (),
     options: StudyOptions = StudyOptions(),
     words: Words = (),
@@ -243,11 +243,12 @@ def ablate(
     """Run ablations: the recipe with single parts changed or left out.
 
     Args:
-        ablations: YAML list of ablations. Default: the list that comes with gradmm.
+        ablations: YAML list of ablations. Default: the list of the recipe's generation method.
         only: Ablations to run. Default: all.
     """
     from gradmm.studies.ablations import check_ablations, read_ablations
 
-    loaded, chosen = options.load(recipe), read_ablations(ablations, only)
+    loaded = options.load(recipe)
+    chosen = read_ablations(ablations or find_ablations(loaded.generation.method), only)
     check_ablations(loaded, chosen)
     options.run("ablate", loaded, words, ablations=chosen)

@@ -33,7 +33,7 @@ def stopped_by_signals() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        if _interrupted.is_set():
+        if _interrupted.is_set() or _hides_a_signal(error):
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -46,6 +46,15 @@ def raise_if_interrupted() -> None:
     """Raise KeyboardInterrupt if a signal has arrived, whether or not it was raised then."""
     if _interrupted.is_set():
         raise KeyboardInterrupt
+
+
+def _hides_a_signal(error: BaseException) -> bool:
+    """Whether an error was raised while a signal's exception was handled. Prefect has its own for SIGTERM."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        if not isinstance(cause, Exception):
+            return True
+        error = cause
+    return False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

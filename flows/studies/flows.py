@@ -212,7 +212,7 @@ def scale(
     recipe: Recipe,
     root: Location = ROOT,
     sizes: tuple[int, ...] = SCALES,
-    methods: tuple[str, ...] = ("written",),
+    methods: tuple[str, ...] = (),
     command: tuple[str, ...] = (),
 ) -> StudyRecord:
     """Fine-tune on more and more texts of each generation method, and tell what the texts cost.

@@ -156,7 +156,7 @@ class Study:
             return self.product.texts
         if arm.source == "coreset":
             # The largest selection that any size can need: other sizes select nothing anew.
-            per_class = self.recipe.loss_selection.per_class
+            per_class = self.recipe.texts_per_class
             selected = self.runs.run(coresets, **self.inputs("train"), per_class=per_class)
             return dict.fromkeys(self.seeds, selected)
         if arm.name == CALIBRATED:  # the stage that labels by the calibrated model has measured its offset

@@ -65,6 +65,11 @@ class Recipe(Settings):
         """Return the class names, keyed by label."""
         return {c.label: c.name for c in self.classes}
 
+    @property
+    def texts_per_class(self) -> int:
+        """Return the largest number of texts of a class that the filters keep."""
+        return self.loss_selection.per_class or self.generation.per_class
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         labels = [c.label for c in self.classes]
@@ -81,7 +86,7 @@ class Recipe(Settings):
             raise ValueError("label_filter.exemplars: required by label_filter.enabled=true")
         if self.mechanism_audit.guesses > self.mechanism_audit.canaries:
             raise ValueError("mechanism_audit.guesses: exceeds mechanism_audit.canaries")
-        if self.loss_selection.per_class > self.generation.per_class:
+        if self.texts_per_class > self.generation.per_class:
             raise ValueError("loss_selection.per_class: exceeds generation.per_class")
         if self.loss_selection.by == "set" and self.generation.per_class > MAX_SET_CANDIDATES:
             raise ValueError(

@@ -172,12 +172,12 @@ class TargetGradientSettings(Settings):
         description="Release the private gradient minus the gradient of public text from the model.",
     )
     probe_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.5,
+        default=0.1,
         description="Share of the squared clipping norm for a linear probe of the hidden states. Released with "
         "the gradient, it scores how well a text represents its class. 0: no probe, as in the paper.",
     )
     token_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0,
+        default=0.85,
         description="Share of the squared clipping norm for each class's token rates: how often its texts contain "
         "each token of the vocabulary. They label texts, and tilt the words that are written. 0: none, as in the "
         "paper.",
@@ -274,11 +274,6 @@ class SearchSettings(Settings):
     edits: Count = Field(
         default=32, description="One-word edits tried per round, proposed by the gradient of the loss."
     )
-    whole_sentences: bool = Field(
-        default=True,
-        description="End texts at a sentence boundary. text_tokens is then the maximum, and at least half of it "
-        "is kept. Texts without a boundary rank last.",
-    )
     fluency: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.1,
         description="Weight of the log-perplexity above the draws' mean, in standard deviations of the draws.",
@@ -289,11 +284,6 @@ class WrittenSettings(Settings):
     """Texts as the model writes them from the instruction, without a target."""
 
     top_k: Count = Field(default=200, description="Number of most likely tokens to sample from.")
-    whole_sentences: bool = Field(
-        default=True,
-        description="End texts at a sentence boundary. text_tokens is then the maximum, and at least half of it "
-        "is kept.",
-    )
     draws: Count = Field(
         default=8,
         description="Maximum number of samples per example. The first that contains no class's answer, and ends "
@@ -318,10 +308,10 @@ class GenerationSettings(Settings):
     # per_class and text_tokens reach each shard as separate inputs.
     runtime_fields = frozenset({"batch_size", "shard_size", "per_class", "text_tokens"})
 
-    method: Literal["search", "admm", "written"] = Field(
-        default="search",
-        description="Search over texts sampled from the model, Algorithm 1 of the paper, or sampled texts as they "
-        "are, for sets of thousands.",
+    method: Literal["written", "search", "admm"] = Field(
+        default="written",
+        description="Texts as the model writes them, a search among such texts for those that match the target, "
+        "or Algorithm 1 of the paper.",
     )
     matches: Literal["mean", "difference"] = Field(
         default="mean",
@@ -337,10 +327,15 @@ class GenerationSettings(Settings):
         description="Weight of a nat of the probe's loss, in units of the matching loss. Used by method=search if "
         "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
     )
-    per_class: Count = 50
+    per_class: Count = 1000
     text_tokens: Count | Literal["auto"] = Field(
         default=20,
         description="'auto': the class's mean; not in private runs. whole_sentences may end sooner.",
+    )
+    whole_sentences: bool = Field(
+        default=True,
+        description="End texts at a sentence boundary, by methods written and search. text_tokens is then the "
+        "maximum, and at least half of it is kept. In a search, texts without a boundary rank last.",
     )
     admm: AdmmSettings = AdmmSettings()
     search: SearchSettings = SearchSettings()
@@ -368,11 +363,14 @@ class Exemplar(Settings):
 
 
 class LabelFilterSettings(Settings):
-    """Few-shot classification of the generated texts by the model, plus the probe if there is one."""
+    """Few-shot classification of the generated texts by the model, plus the probe if there is one.
+
+    For texts with hard labels. Soft labels say how far a text is of another class.
+    """
 
     runtime_fields = frozenset({"batch_size"})
 
-    enabled: bool = True
+    enabled: bool = False
     calibrated: bool = Field(
         default=True,
         description="Batch calibration: remove the model's bias towards a class over all texts. Without it, as in "
@@ -385,7 +383,7 @@ class LabelFilterSettings(Settings):
 class LossSelectionSettings(Settings):
     """Selection of the texts whose gradients match best."""
 
-    per_class: Count = 50
+    per_class: Count | None = Field(default=None, description="Texts to keep. null: all but near duplicates.")
     by: Literal["text", "set"] = Field(
         default="text",
         description="Select texts that match best individually, or the set that matches best as a whole.",
@@ -427,12 +425,12 @@ class FinetuneEvalSettings(Settings):
     runtime_fields = frozenset({"eval_batch_size"})
 
     steps: Counts = Field(
-        default=(200,),
+        default=(300,),
         description="One number or a list. For each arm, the first seed trains with every pair of learning rate "
         "and number of steps, and the best checkpoint on validation decides both for all seeds.",
     )
     batch_size: Count = 16
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1e-5, 3e-5, 1e-4)
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (3e-5, 1e-4, 3e-4)
     evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     max_validation_rows: Count | None = 500

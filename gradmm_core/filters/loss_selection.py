@@ -31,16 +31,17 @@ def select_by_loss(
     ordered = texts.assign(place=places, loss=losses).sort_values(["label", "loss", "id"], ignore_index=True)
     duplicate = _repeats(ordered, settings.near_duplicate)
     rank = ordered.groupby("label").cumcount() + 1
+    most = settings.per_class or len(texts)
     if settings.by == "set":
         assert sets is not None
         kept = pd.Series(False, index=ordered.index)
         for label, of_class in ordered[~duplicate].groupby("label"):
-            chosen = sets[int(str(label))].choose(settings.per_class, among=of_class["place"].tolist())
+            chosen = sets[int(str(label))].choose(most, among=of_class["place"].tolist())
             kept[of_class.index[of_class["place"].isin(chosen)]] = True
         why = "the set matches better without it"
     else:
         unique_rank = (~duplicate).groupby(ordered["label"]).cumsum()
-        kept = ~duplicate & (unique_rank <= settings.per_class)
+        kept = ~duplicate & (unique_rank <= most)
         written = ordered["matching_loss"].isna().all()
         why = "more texts than loss_selection.per_class" if written else "higher loss than the texts kept"
     reason = pd.Series("", index=ordered.index)

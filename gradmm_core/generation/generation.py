@@ -31,6 +31,7 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.memory import in_parts_that_fit
 from gradmm.lm.perplexity import log_perplexities
 from gradmm.lm.prompt import PromptCache
+from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.template import TokenisedTemplate
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
@@ -176,6 +177,11 @@ class _Task:
     def title(self) -> str:
         return f"generation, {self.label_name} {self.numbers[0]}-{self.numbers[-1]}"
 
+    @property
+    def ends(self) -> SentenceEnds | None:
+        """The sentence ends that texts are cut at; None if they are not cut."""
+        return SentenceEnds(self.language_model) if self.settings.whole_sentences else None
+
     def random(self, number: int) -> np.random.Generator:
         """Return example `number`'s own generator, the only source of randomness for its text."""
         return np.random.default_rng([self.seed, self.shard.label, number])
@@ -194,7 +200,7 @@ def _search(task: _Task) -> _Solver:
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     constraints = TextConstraints(task.language_model, task.template)
     search = Search(
-        task.language_model, task.objective, allowed, constraints, task.instruction, settings, task.tilt
+        task.language_model, task.objective, allowed, constraints, task.instruction, settings, task.tilt, task.ends
     )
 
     def solve(numbers: range) -> GenerationResult:
@@ -223,7 +229,8 @@ def _admm(task: _Task) -> _Solver:
 def _written(task: _Task) -> _Solver:
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     constraints = TextConstraints(task.language_model, task.template)
-    writer = Writer(task.language_model, allowed, constraints, task.instruction, task.settings.written, task.tilt)
+    settings = task.settings.written
+    writer = Writer(task.language_model, allowed, constraints, task.instruction, settings, task.tilt, task.ends)
     return lambda numbers: writer([task.random(number) for number in numbers], task.tokens)
 
 

@@ -124,6 +124,7 @@ class Search:
         instruction: str,
         settings: SearchSettings,
         tilt: Float[Tensor, " vocab"] | None = None,
+        ends: SentenceEnds | None = None,
     ) -> None:
         self._lm = language_model
         self._objective = objective
@@ -132,7 +133,7 @@ class Search:
         self._prompt_cache = PromptCache(language_model, instruction)
         self._settings = settings
         self._tilt = tilt
-        self._ends = SentenceEnds(language_model) if settings.whole_sentences else None
+        self._ends = ends
         vocabulary, device = language_model.embeddings.shape[0], language_model.device
         # Edits insert neither disallowed words nor continuations of a word.
         self._is_word = torch.zeros(vocabulary, dtype=torch.bool, device=device)

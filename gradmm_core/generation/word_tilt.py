@@ -102,7 +102,7 @@ def fit_word_tilt(
     wanted = _shares(naive_bayes.public * (settings.strength * ratios).exp(), words)
 
     method = generation.written if generation.method == "written" else generation.search
-    ends = SentenceEnds(language_model) if method.whole_sentences else None
+    ends = SentenceEnds(language_model) if generation.whole_sentences else None
     prompt_cache = PromptCache(language_model, instruction)
     tilt, written = (settings.strength * ratios) * tilted, before
     title = f"word_tilt, {label}"

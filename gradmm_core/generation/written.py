@@ -30,6 +30,7 @@ class Writer:
         instruction: str,
         settings: WrittenSettings,
         tilt: Float[Tensor, " vocab"] | None = None,
+        ends: SentenceEnds | None = None,
     ) -> None:
         self._lm = language_model
         self._allowed = allowed
@@ -37,7 +38,7 @@ class Writer:
         self._settings = settings
         self._tilt = tilt
         self._prompt_cache = PromptCache(language_model, instruction)
-        self._ends = SentenceEnds(language_model) if settings.whole_sentences else None
+        self._ends = ends
 
     @torch.no_grad()
     def __call__(self, generators: Sequence[np.random.Generator], tokens: int) -> GenerationResult:

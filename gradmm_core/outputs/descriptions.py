@@ -18,7 +18,7 @@ STAGES = {
     "mechanism_audit": "test clipping and noise with canaries",
     "target_gradient": "sum clipped gradients, a probe's moments and token rates; add noise once if private",
     "word_tilt": "make words as frequent as those released",
-    "generation": "search for texts that match the gradient, by ADMM as in the paper, or keep them as written",
+    "generation": "write texts; or search for those that match the gradient, or use ADMM",
     "label_filter": "drop texts classified otherwise by the model and the probe",
     "loss_selection": "drop near duplicates; keep the best matches",
     "category_balance": "trim classes that match worse",

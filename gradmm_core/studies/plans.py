@@ -27,7 +27,7 @@ def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilo
     for name in arms:
         if name not in ARMS:
             raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join(ARMS)}")
-    classes, per_class = len(recipe.classes), recipe.loss_selection.per_class
+    classes, per_class = len(recipe.classes), recipe.texts_per_class
     if not sizes:
         raise InputError("the recipe can fill none of the default sizes", "sizes", "name some")
     for size in sizes:
@@ -35,7 +35,7 @@ def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilo
             raise InputError(f"{size} texts leave one of {classes} classes empty", "sizes", "ask for more")
         if size > classes * per_class:
             raise InputError(
-                f"{size} texts of {classes} classes exceed loss_selection.per_class={per_class}",
+                f"{size} texts of {classes} classes exceed the {per_class} of a class that the recipe keeps",
                 "sizes",
                 "ask for fewer, or raise loss_selection.per_class and generation.per_class",
             )
@@ -129,12 +129,13 @@ def middle_schedule(recipe: Recipe) -> Schedule:
 
 def all_texts(recipe: Recipe) -> int:
     """Return the number of texts that pass the filters, in all classes together."""
-    return len(recipe.classes) * recipe.loss_selection.per_class
+    return len(recipe.classes) * recipe.texts_per_class
 
 
 def default_sizes(recipe: Recipe) -> tuple[int, ...]:
-    """Return those of the paper's sizes that the recipe can fill."""
-    return tuple(size for size in SIZES if len(recipe.classes) <= size <= all_texts(recipe))
+    """Return those of the paper's sizes that the recipe can fill, and all of its texts."""
+    fitting = {size for size in SIZES if len(recipe.classes) <= size <= all_texts(recipe)}
+    return tuple(sorted({*fitting, all_texts(recipe)}))
 
 
 def _check_mechanisms(recipe: Recipe, epsilons: Sequence[float]) -> None:

@@ -79,7 +79,7 @@ def test_keys_are_those_of_earlier_versions() -> None:
     inputs = {
         "prompt_template": template,
         "model": MODEL,
-        "settings": TargetGradientSettings(),
+        "settings": TargetGradientSettings(probe_share=0.5, token_share=0.0),
         "clipping_norm": 1.0,
     }
     assert stage_key("target_gradient", inputs) == "7f79a767083f9151a1be12379dae7a60"  # version 4

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from prefect.exceptions import TerminationSignal
 from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
@@ -78,7 +79,7 @@ def test_unknown_recipe() -> None:
 def test_unknown_preset(recipe_file: Path, tmp_path: Path) -> None:
     assert refused(recipe_file, "--preset", "papr") == "--preset: no preset 'papr'; did you mean 'paper'?"
     unlike = refused(recipe_file, "--preset", "fast")
-    names = "paper, rerank, written, zero-shot"
+    names = "paper, rerank, search, zero-shot"
     assert unlike == f"--preset: no preset 'fast'; choose from {names}, or give a .yaml file"
     assert refused(recipe_file, "--preset", "no.yaml").startswith(
         "--preset: no file 'no.yaml'; give the path of a"
@@ -264,7 +265,18 @@ def test_an_error_raised_while_an_interruption_is_handled_does_not_hide_it(numbe
     with pytest.raises(KeyboardInterrupt), stopped_by_signals():
         interrupted()
     with pytest.raises(ValueError, match="no signal"), stopped_by_signals():
-        raise ValueError("no signal")
+        raise ValueError("no signal") from OSError()
+
+
+def test_prefects_own_exception_for_a_signal_is_an_interruption_too() -> None:
+    def terminated() -> None:
+        try:
+            raise TerminationSignal(signal.SIGTERM)
+        except TerminationSignal:
+            raise ValueError("Task run is not set")  # noqa: B904
+
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        terminated()
 
 
 def test_a_finished_run_prints_its_table(
@@ -303,7 +315,7 @@ def test_recipes_lists_and_shows_them() -> None:
     assert listed.status == 0
     recipes, presets = listed.out.split("\npresets, for --preset:\n")
     assert {"demo", "sst2", "imdb"} <= {line.split()[0] for line in recipes.splitlines()}
-    assert [line.split()[0] for line in presets.splitlines()] == ["paper", "rerank", "written", "zero-shot"]
+    assert [line.split()[0] for line in presets.splitlines()] == ["paper", "rerank", "search", "zero-shot"]
     assert all(len(line) < 130 and "#" not in line for line in presets.splitlines())
     assert yaml.safe_load(gradmm("recipes", "--show", "demo").out)["name"] == "demo"
 
@@ -313,7 +325,7 @@ def test_a_recipe_is_shown_as_a_preset_and_then_set_make_it() -> None:
     shown = yaml.safe_load(gradmm("recipes", "--show", "demo", *changes).out)
     assert shown["generation"]["method"] == "admm"
     assert shown["generation"]["admm"]["rho"] == 0.01
-    assert shown["generation"]["per_class"] == 60  # the recipe's
+    assert shown["generation"]["text_tokens"] == 14  # the recipe's
     without_a_recipe = gradmm("recipes", *changes)
     assert without_a_recipe.status == 2
     assert without_a_recipe.err == "gradmm: --preset: no recipe to change; add --show RECIPE\n"
@@ -321,7 +333,9 @@ def test_a_recipe_is_shown_as_a_preset_and_then_set_make_it() -> None:
 
 def test_every_command_on_a_recipe_takes_a_preset(recipe_file: Path, tmp_path: Path) -> None:
     root = ["--root", tmp_path / "root"]
-    assert gradmm("run", recipe_file, "--preset", "zero-shot", *root).status == 0
+    small = ["generation.per_class=4", "loss_selection.per_class=3", "label_filter.enabled=false"]
+    changes = [word for change in small for word in ("--set", change)]
+    assert gradmm("run", recipe_file, "--preset", "zero-shot", *changes, *root).status == 0
     (run,) = (tmp_path / "root").glob("runs/*/run.json")
     record = RunRecord.model_validate_json(run.read_text())
     assert record.recipe.generation.search.draws == 1
@@ -396,7 +410,7 @@ def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) 
 
 
 def test_privacy_says_whether_a_probe_would_be_released(recipe_file: Path, tmp_path: Path) -> None:
-    target = "target_gradient={space: public-subspace, centred: true, probe_share: 0.5}"
+    target = "target_gradient={space: public-subspace, centred: true, probe_share: 0.5, token_share: 0}"
     asked = ["privacy", recipe_file, "--root", tmp_path, "--set", target]
     for records, space in ((8000, "public-subspace, centred"), (80000, "public-subspace, centred, and a probe")):
         private = ["--set", f"privacy={{epsilon: 0.05, delta: 1e-5, declared_records: {records}}}"]
@@ -417,7 +431,7 @@ def test_an_audit_is_of_the_parts_that_would_be_released(
     monkeypatch.setattr("gradmm.audit.mechanism_audit.mechanism_audit", audit)
     private = ["--set", "privacy={epsilon: 0.05, delta: 1e-5, declared_records: 8000}"]
     for share, dimensions in ((0.5, "auto"), (0.5, 4), (0, "auto")):
-        probe = f"target_gradient={{probe_share: {share}, probe_dimensions: {dimensions}}}"
+        probe = f"target_gradient={{probe_share: {share}, token_share: 0, probe_dimensions: {dimensions}}}"
         assert gradmm("audit", recipe_file, *private, "--set", probe).status == 0
     assert audited == [ReleaseNorms.of(1.0, share) for share in (0.0, 0.5, 0.0)]
 

@@ -286,7 +286,7 @@ def test_the_command_prints_the_table_and_refuses_bad_arguments(
     assert "gradmm compare " in out
     assert "--arms random`" in out
     for arguments, line in (
-        (["--sizes", "7"], "--sizes: 7 texts of 2 classes exceed loss_selection.per_class=3"),
+        (["--sizes", "7"], "--sizes: 7 texts of 2 classes exceed the 3 of a class that the recipe keeps"),
         (["--arms", "coresets"], "--arms: no arm 'coresets'; choose from before"),
         (["--seeds", "-1"], "finetune_eval.seeds"),
         (["--epsilon", "1"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.data.splits import load_splits
@@ -25,14 +26,14 @@ from gradmm.flows.pipeline import prompt_template_of
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.lm.language_model import load_language_model
-from gradmm.lm.model_reference import resolve_model
+from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.template import tokenise_template, tokenise_texts
 from gradmm.outputs.record import RunRecord
 from gradmm.storage.artifacts import METADATA_KEY
 from gradmm.storage.location import Location
 from gradmm.target import checkpoint, record_batches
 from gradmm.tasks.runtime.registry import RUN_STAGES
-from tests.flows.conftest import STAGES_OF_THE_PAPER
+from tests.flows.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 
 EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
 
@@ -123,7 +124,11 @@ def test_every_parquet_opens_with_pandas_and_says_how_it_was_made(root: Path) ->
     import pyarrow.parquet as pq
 
     files = list(root.glob("stages/*/*.parquet"))
-    assert {file.parent.name for file in files} == set(RUN_STAGES) - {"target_space", "mechanism_audit"}
+    assert {file.parent.name for file in files} == set(RUN_STAGES) - {
+        "target_space",
+        "mechanism_audit",
+        "word_tilt",
+    }
     digests = set()
     for file in files:
         assert len(pd.read_parquet(file)) > 0
@@ -228,6 +233,27 @@ def test_figures_say_what_texts_cost_and_how_they_match_as_a_set(
         assert 0 <= stage.figures["self_bleu"] <= 1
     for figure in ("set_matching_loss", "set_matching_loss_before"):
         assert 0 <= selected.figures[figure] <= 2
+
+
+def test_by_default_texts_are_written_with_the_released_words_and_have_soft_labels(
+    tmp_path: Path, tiny_data: Path, tiny_model: ModelReference
+) -> None:
+    small = {
+        "target_gradient": {"public_texts": 20, "public_text_tokens": 5, "probe_dimensions": 4},
+        "word_tilt": {"texts": 10},
+        "generation": {"per_class": 4, "text_tokens": 5},
+        "label_filter": {},
+        "loss_selection": {},
+    }
+    record = run(validate_recipe(tiny_recipe_values(tiny_data, tiny_model) | small, "test"), tmp_path)
+    names = [stage.stage for stage in record.stages]
+    assert names == ["target_space", "target_gradient", "word_tilt", *EVERY_STAGE[1:]]
+    words = record.stage("word_tilt").read()
+    assert set(words["label"]) == {0, 1}
+    assert record.stage("word_tilt").figures["token_passes"] > 0
+    assert record.stage("generation").read()["matching_loss"].isna().all()
+    probabilities = record.stage("labelling").read()["probabilities"]
+    assert all(sum(each) == pytest.approx(1.0) and max(each) < 1 for each in probabilities)
 
 
 def test_admm_makes_other_texts_for_the_same_target(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:

@@ -74,11 +74,14 @@ def test_a_recipe_runs_on_real_data(
     texts = record.stage("labelling").read()
     assert texts["written_for"].nunique() == classes
     assert min(len(text.split()) for text in texts["text"]) > 1
-    assert texts["matching_loss"].between(0, 1.5).all()
+    if "generation.method=admm" in changes:
+        assert texts["matching_loss"].between(0, 1.5).all()
+    else:
+        assert texts["matching_loss"].isna().all()
     figures = record.stage("finetune_eval").figures
     assert 0 <= figures["accuracy_synthetic"] <= 1
     release = next(tmp_path.glob("runs/*/release/data/*.parquet"))
-    assert pd.read_parquet(release)["text"].tolist() == texts[texts["kept"]]["text"].tolist()
+    assert pd.read_parquet(release)["text"].tolist() == texts["text"].tolist()
     private = set(
         pd.read_parquet(material / "data" / recipe.removesuffix("_six") / "train.parquet")["text"].str.strip()
     )

@@ -18,8 +18,7 @@ from gradmm.config.loading import load_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.data.splits import LabelledTexts, load_splits
 from gradmm.deployments.cli.main import main
-from gradmm.deployments.cli.study_commands import ABLATIONS
-from gradmm.deployments.recipe_files import find_recipe, recipe_names
+from gradmm.deployments.recipe_files import find_ablations, find_preset, find_recipe, recipe_names
 from gradmm.errors import InputError
 from gradmm.evaluation.tfidf_classifier import evaluate_classifier
 from gradmm.flows.studies.flows import ablate, distribution, epsilon, scale, scarce, transfer
@@ -224,11 +223,13 @@ def test_smaller_numbers_of_texts_are_the_first_of_the_largest(recipe: Recipe, s
 
 
 def test_the_bundled_ablations_apply_to_the_bundled_recipes() -> None:
-    ablations = read_ablations(ABLATIONS)
-    assert len(ablations) > 10
-    for name in recipe_names():
-        check_ablations(load_recipe(find_recipe(name)), ablations)
-    assert [each.name for each in read_ablations(ABLATIONS, ["no edits"])] == ["no edits"]
+    for preset in (None, find_preset("search")):
+        for name in recipe_names():
+            recipe = load_recipe(find_recipe(name), preset=preset)
+            ablations = read_ablations(find_ablations(recipe.generation.method))
+            assert len(ablations) > 8
+            check_ablations(recipe, ablations)
+    assert [each.name for each in read_ablations(find_ablations("search"), ["no edits"])] == ["no edits"]
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_a_preset_can_complete_a_recipe_and_null_undoes_a_setting(
         ),
         (
             "generation: {method: rerank}",
-            "generation.method: input should be 'search', 'admm' or 'written', not 'rerank'",
+            "generation.method: input should be 'written', 'search' or 'admm', not 'rerank'",
         ),
         ("generation: {admm: null}", "generation.admm: input should be a valid dictionary"),
         ("generation: 5", "generation: input should be a valid dictionary"),
@@ -299,8 +299,11 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
         (["classes.1.name=negative"], "classes: two classes share a name"),
         (["classes.1.verbaliser=' bad'"], "classes: two classes share a verbaliser"),
         (["label_filter.exemplars.0.label=5"], "label_filter.exemplars: no class has the label 5"),
-        (["label_filter.exemplars=[]"], "label_filter.exemplars: required by label_filter.enabled=true"),
-        (["loss_selection.per_class=51"], "loss_selection.per_class: exceeds generation.per_class"),
+        (
+            ["label_filter={enabled: true, exemplars: []}"],
+            "label_filter.exemplars: required by label_filter.enabled=true",
+        ),
+        (["loss_selection.per_class=1001"], "loss_selection.per_class: exceeds generation.per_class"),
         (
             ["template.max_text_tokens=19"],
             "generation.text_tokens: 20 exceeds template.max_text_tokens=19",
@@ -328,7 +331,8 @@ def test_settings_that_contradict_each_other_are_refused(
         ("generation.text_tokens=auto", "generation.text_tokens: 'auto' reads the private texts"),
         ("data.max_per_class=100", "data.max_per_class: adding a record could displace another"),
         (
-            "target_gradient={matching: full-gradient, space: full, centred: false, probe_share: 0}",
+            "target_gradient={matching: full-gradient, space: full, centred: false, probe_share: 0, "
+            "token_share: 0}",
             "target_gradient.matching: the full-gradient ablation is not private",
         ),
         ("target_gradient.batch_size=7", "privacy.declared_records: required by generation.matches=mean"),
@@ -370,6 +374,7 @@ def test_a_delta_that_permits_to_publish_a_record_is_refused(
     size = [
         f"privacy.declared_records={records}",
         "target_gradient.probe_share=0",
+        "target_gradient.token_share=0",
         "generation.matches=difference",
     ]
     size += ["generation.loss=cosine", "privacy.epsilon=1"]
@@ -424,7 +429,12 @@ def test_the_distance_loss_requires_a_mean_gradient(minimal: Path, override: str
             "target_gradient.probe_share: the full gradient supports no probe; set 0",
         ),
         (
-            ["target_gradient.space=full", "target_gradient.centred=false", "target_gradient.probe_share=0"],
+            [
+                "target_gradient.space=full",
+                "target_gradient.centred=false",
+                "target_gradient.probe_share=0",
+                "target_gradient.token_share=0",
+            ],
             "generation.method: the full gradient is matched by admm only; set admm",
         ),
         (
@@ -432,6 +442,7 @@ def test_the_distance_loss_requires_a_mean_gradient(minimal: Path, override: str
                 "target_gradient.space=full",
                 "target_gradient.centred=false",
                 "target_gradient.probe_share=0",
+                "target_gradient.token_share=0",
                 "generation.method=admm",
                 "loss_selection.by=set",
             ],
@@ -447,7 +458,7 @@ def test_the_full_gradient_has_no_closed_forms(minimal: Path, overrides: list[st
     ("overrides", "message"),
     [
         (
-            ["generation.per_class=5001"],
+            ["generation.method=search", "generation.per_class=5001"],
             "loss_selection.by: a set is selected among at most 5000 texts per class, and "
             "generation.per_class=5001; set text",
         ),
@@ -458,7 +469,7 @@ def test_a_set_is_selected_among_few_texts_that_match_a_target(
     minimal: Path, overrides: list[str], message: str
 ) -> None:
     load_recipe(minimal, overrides)
-    load_recipe(minimal, ["loss_selection.by=set", "generation.per_class=5000"])
+    load_recipe(minimal, ["loss_selection.by=set", "generation.method=search", "generation.per_class=5000"])
     assert message in refusal(minimal, "loss_selection.by=set", *overrides)
 
 
@@ -507,11 +518,11 @@ def shipped_preset(name: str) -> Path:
     return Path(str(files("gradmm.deployments") / "presets" / f"{name}.yaml"))
 
 
-def test_shipped_presets_are_the_paper_the_baselines_and_written_texts() -> None:
-    assert PRESETS == ["paper", "rerank", "written", "zero-shot"]
-    paper, rerank, written, zero_shot = (shipped("demo", preset=shipped_preset(name)) for name in PRESETS)
-    assert (written.generation.method, written.labelling.labels) == ("written", "soft")
-    assert written.target_gradient.token_share > 0
+def test_shipped_presets_are_the_paper_the_baselines_and_the_search() -> None:
+    assert PRESETS == ["paper", "rerank", "search", "zero-shot"]
+    paper, rerank, search, zero_shot = (shipped("demo", preset=shipped_preset(name)) for name in PRESETS)
+    assert (search.generation.method, search.generation.per_class) == ("search", 50)
+    assert search.target_gradient.token_share == 0
     assert paper.target_gradient.token_share == 0
     assert paper.generation.method == "admm"
     assert paper.generation.admm == AdmmSettings(

@@ -54,6 +54,12 @@ def test_loss_selection_drops_duplicates_before_counting_and_keeps_the_best_of_t
     assert ranked["rank"].tolist() == [1, 2, 3, 4]
 
 
+def test_without_a_number_loss_selection_keeps_all_but_duplicates() -> None:
+    frame = texts([0.3, 0.1, 0.2], [0.4], words=["A good day", "a  good DAY", "fine", "a good day"])
+    ranked = select_by_loss(frame, LossSelectionSettings())
+    assert ranked[ranked["kept"]]["id"].tolist() == ["0-00001", "0-00002", "1-00000"]
+
+
 def test_loss_selection_drops_near_duplicates_of_better_texts_of_the_class() -> None:
     words = [
         "the soup was warm and the bread was fresh today",
@@ -154,7 +160,7 @@ def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
     )
     frame["token_ids"] = frame["text"].map(phi.encode)
     exemplars = (Exemplar(text="rude staff", label=0), Exemplar(text="a great book", label=1))
-    settings = LabelFilterSettings(exemplars=exemplars, calibrated=False)
+    settings = LabelFilterSettings(exemplars=exemplars, enabled=True, calibrated=False)
     judged = filter_labels(phi, prompt_template, template, frame, settings)
     for row in judged.to_dict("records"):
         prompt = f"rude staff It was bad\na great book It was good\n{row['text']} It was"
@@ -178,7 +184,9 @@ def test_a_calibrated_filter_ignores_the_models_preference_over_all_texts(
         model = tiny_language_model(tokenizer, "phi")
         model.model.lm_head.bias.data[model.encode(" good")[0]] += bias
         given = frame.assign(token_ids=frame["text"].map(model.encode))
-        return filter_labels(model, prompt_template, template, given, LabelFilterSettings(calibrated=calibrated))
+        return filter_labels(
+            model, prompt_template, template, given, LabelFilterSettings(enabled=True, calibrated=calibrated)
+        )
 
     fair, biased = judged(0.0, calibrated=True), judged(20.0, calibrated=True)
     assert fair["predicted"].tolist() == biased["predicted"].tolist()
@@ -194,7 +202,10 @@ def test_a_probe_and_the_model_add_their_log_probabilities(
     words = ["cold soup", "a smell", "late", "good light", "fresh bread of today", "warm"]
     frame = texts([0.1] * 3, [0.1] * 3, words=words)
     frame["token_ids"] = frame["text"].map(phi.encode)
-    settings, probe = LabelFilterSettings(calibrated=calibrated, batch_size=2), random_probe(phi, template)
+    settings, probe = (
+        LabelFilterSettings(enabled=True, calibrated=calibrated, batch_size=2),
+        random_probe(phi, template),
+    )
     alone = filter_labels(phi, prompt_template, template, frame, settings)
     both = filter_labels(phi, prompt_template, template, frame, settings, probe)
     for before, row in zip(alone["probability"], both.to_dict("records"), strict=True):
@@ -216,7 +227,7 @@ def test_a_uniform_probe_leaves_the_decision_to_the_model(
     sure = random_probe(phi, template)
     nothing = replace(sure, weights=0 * sure.weights, biases=0 * sure.biases, shrinkage=0.0)
     alone, both = (
-        filter_labels(phi, prompt_template, template, frame, LabelFilterSettings(), probe)
+        filter_labels(phi, prompt_template, template, frame, LabelFilterSettings(enabled=True), probe)
         for probe in (None, nothing)
     )
     pd.testing.assert_frame_equal(alone, both)

@@ -32,6 +32,7 @@ from gradmm.target.target_space import FULL
 from tests.conftest import random_probe
 
 SETTINGS = GenerationSettings(
+    method="search",
     admm=AdmmSettings(iterations=3, inner_steps=4),
     projection=ProjectionSettings(candidates=20),
     search=SearchSettings(draws=6, rounds=2, edits=8, top_k=50),
@@ -136,10 +137,16 @@ def test_full_gradient_matching_generates_too(phi: LanguageModel, template: Toke
 
 
 def as_written(
-    phi: LanguageModel, template: TokenisedTemplate, shard: Shard, batch_size: int = 100, seed: int = 0, **changes
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    shard: Shard,
+    batch_size: int = 100,
+    seed: int = 0,
+    whole_sentences: bool = True,
+    **changes,
 ) -> pd.DataFrame:
     written = WrittenSettings(top_k=50, **changes)
-    settings = GenerationSettings(method="written", written=written, batch_size=batch_size)
+    settings = GenerationSettings(written=written, batch_size=batch_size, whole_sentences=whole_sentences)
     return write(phi, template, "they said\n", "good", shard, TOKENS, settings, seed)
 
 
@@ -188,7 +195,8 @@ def test_a_written_text_is_the_first_sample_without_an_answer_that_ends_with_a_s
     for draws in limits:
         with ComputeMeter(phi) as meter:
             settings = WrittenSettings(top_k=50, draws=draws)
-            writer = Writer(phi, allowed_tokens(phi, "english"), constraints, "they said\n", settings)
+            allowed = allowed_tokens(phi, "english")
+            writer = Writer(phi, allowed, constraints, "they said\n", settings, ends=ends)
             ids = writer([np.random.default_rng(number) for number in range(count)], TOKENS).token_ids
         samples.append(ids)
         valid.append(constraints.without_answer(ids) & ends.complete(ids))
@@ -212,7 +220,7 @@ def test_written_texts_that_may_end_anywhere_have_all_tokens(
 
 
 def test_more_examples_go_into_a_shard_of_written_texts() -> None:
-    assert GenerationSettings().examples_per_shard == 25
+    assert GenerationSettings(method="search").examples_per_shard == 25
     assert GenerationSettings(method="admm").examples_per_shard == 25
     assert GenerationSettings(method="written").examples_per_shard == 1000
     assert GenerationSettings(method="written", shard_size=7).examples_per_shard == 7
@@ -284,8 +292,8 @@ def test_token_passes_are_those_of_the_search_shared_among_a_shards_texts(
     phi: LanguageModel, template: TokenisedTemplate
 ) -> None:
     count = 4
-    search = SearchSettings(draws=6, rounds=1, edits=8, whole_sentences=False)
-    made = texts(phi, template, Shard(1, 0, 0, count), method="search", search=search)
+    search = SearchSettings(draws=6, rounds=1, edits=8)
+    made = texts(phi, template, Shard(1, 0, 0, count), method="search", search=search, whole_sentences=False)
     opening = len(phi.prefix_ids) + len(phi.encode("they said\n"))
     scored = len(template.prefix) + TOKENS + len(template.tail(1))
     written = TOKENS - 1  # nothing is predicted after the last token

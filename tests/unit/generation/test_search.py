@@ -31,9 +31,6 @@ from tests.conftest import examples
 INSTRUCTION = "they said\n"
 LABEL, TOKENS = 1, 6
 
-#: Random models hardly ever end a sentence. Texts cut at an end are tested separately below.
-WHOLE_LENGTH = {"whole_sentences": False}
-
 Verdict = Callable[[Tensor], Tensor]
 
 
@@ -78,17 +75,19 @@ class Workshop:
     def objective(self) -> HeadMatching:
         return HeadMatching(self.phi, self.template, LABEL, self.target)
 
-    def search(self, constraints: TextConstraints, chosen: SearchSettings) -> Search:
-        return Search(self.phi, self.objective, self.allowed, constraints, INSTRUCTION, chosen)
+    def search(self, constraints: TextConstraints, chosen: SearchSettings, ends: bool = False) -> Search:
+        """Random models hardly ever end a sentence. Texts cut at an end are tested separately below."""
+        sentences = SentenceEnds(self.phi) if ends else None
+        return Search(self.phi, self.objective, self.allowed, constraints, INSTRUCTION, chosen, ends=sentences)
 
     def run(
-        self, numbers: range, verdict: Verdict | None = None, tokens: int = TOKENS, **chosen
+        self, numbers: range, verdict: Verdict | None = None, tokens: int = TOKENS, ends: bool = False, **chosen
     ) -> tuple[GenerationResult, Recorded]:
         recorded = Recorded(self.phi, self.template, verdict)
         settings = SearchSettings.model_validate(
-            WHOLE_LENGTH | {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
+            {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
         )
-        search = self.search(recorded, settings)
+        search = self.search(recorded, settings, ends)
         return search(uniforms(numbers, settings.draws, tokens), range(settings.rounds)), recorded
 
     def losses(self, ids: Tensor) -> Tensor:
@@ -227,9 +226,7 @@ def test_scores_equal_plain_passes_in_batches_of_any_size(shop: Workshop, monkey
     ids = shop.allowed.ids[torch.randint(len(shop.allowed.ids), (7, TOKENS), generator=random)]
     for size in (128, 3):
         monkeypatch.setattr(search_module, "PASS_SIZE", size)
-        texts = shop.search(
-            Recorded(shop.phi, shop.template, few_texts), SearchSettings(whole_sentences=False)
-        )._score(ids)
+        texts = shop.search(Recorded(shop.phi, shop.template, few_texts), SearchSettings())._score(ids)
         assert torch.equal(texts.ids, ids)
         assert torch.allclose(texts.losses, shop.losses(ids), atol=1e-9)
         assert torch.allclose(texts.log_perplexities, shop.log_perplexities(ids), atol=1e-9)
@@ -342,9 +339,7 @@ def test_an_example_is_done_after_a_round_without_improvement(shop: Workshop) ->
     assert len(tried.tried) == 1 + stalled + 1
     short, _ = shop.run(range(6), any_text, rounds=stalled, fluency=0.0)
     assert torch.equal(short.token_ids, long.token_ids)
-    again = shop.search(
-        tried, SearchSettings(draws=8, rounds=1, edits=12, top_k=50, fluency=0.0, whole_sentences=False)
-    )
+    again = shop.search(tried, SearchSettings(draws=8, rounds=1, edits=12, top_k=50, fluency=0.0))
     cost = Cost(torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64))
     ended = Texts(long.token_ids, long.losses, torch.zeros_like(long.losses), torch.ones(6, dtype=torch.bool))
     assert bool((shop.losses(again._edits(ended, cost)) >= long.losses[:, None]).all())
@@ -474,7 +469,7 @@ def test_texts_of_several_lengths_are_scored_as_if_alone(shop: Workshop, monkeyp
     assert len((ids != PAD).sum(dim=1).unique()) > 2
     for size in (128, 3):
         monkeypatch.setattr(search_module, "PASS_SIZE", size)
-        texts = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings())._score(ids)
+        texts = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings(), ends=True)._score(ids)
         assert torch.allclose(texts.losses, torch.cat([shop.losses(alone(text)) for text in ids]), atol=1e-9)
         slow = torch.cat([shop.log_perplexities(alone(text)) for text in ids])
         assert torch.allclose(texts.log_perplexities, slow, atol=1e-9)
@@ -483,7 +478,7 @@ def test_texts_of_several_lengths_are_scored_as_if_alone(shop: Workshop, monkeyp
 
 def test_texts_of_several_lengths_are_edited_as_if_alone_and_keep_their_ends(shop: Workshop) -> None:
     ids = cut_texts(shop, 20)
-    search = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings(edits=8))
+    search = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings(edits=8), ends=True)
     texts = search._score(ids)
     cost = Cost(torch.full((20,), 0.1, dtype=torch.float64), texts.log_perplexities - 0.1)
     together = search._edits(texts, cost)
@@ -505,7 +500,7 @@ def test_texts_of_several_lengths_are_edited_as_if_alone_and_keep_their_ends(sho
 
 
 def test_texts_end_with_a_sentence_if_any_draw_does(shop: Workshop) -> None:
-    result, recorded = shop.run(range(12), whole_sentences=True, draws=12)
+    result, recorded = shop.run(range(12), ends=True, draws=12)
     ends, judge = SentenceEnds(shop.phi), TextConstraints(shop.phi, shop.template)
     draws = recorded.tried[0].view(12, 12, TOKENS)
     lengths = set()

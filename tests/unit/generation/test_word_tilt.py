@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradmm.config.settings import GenerationSettings, WordTiltSettings, WrittenSettings
+from gradmm.config.settings import GenerationSettings, WordTiltSettings
 from gradmm.generation.result import released_texts
 from gradmm.generation.word_tilt import (
     MAX_TILT,
@@ -33,7 +33,7 @@ from tests.conftest import examples
 
 INSTRUCTION = "a bad day :\n"
 TOKENS = 6
-GENERATION = GenerationSettings(method="written", written=WrittenSettings(whole_sentences=False))
+GENERATION = GenerationSettings(whole_sentences=False)
 
 
 def public_rates(phi: LanguageModel) -> torch.Tensor:

@@ -164,7 +164,7 @@ def test_admm_costs_its_iterations(
 def test_search_costs_a_pass_per_trial_and_a_backward_pass_per_round(
     phi: LanguageModel, template: TokenisedTemplate, allowed: AllowedTokens, instruction: int, whole: int
 ) -> None:
-    settings = SearchSettings(draws=6, rounds=1, edits=8, whole_sentences=False)
+    settings = SearchSettings(draws=6, rounds=1, edits=8)
     readable = TextConstraints(phi, template)
     search = Search(phi, matching(phi, template), allowed, readable, INSTRUCTION, settings)
     uniforms = np.random.default_rng(0).random((BATCH, 6, TOKENS))

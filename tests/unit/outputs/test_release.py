@@ -113,7 +113,8 @@ def run_record(
             "classes": classes,
             "model": {"name": model_name},
             "privacy": {"epsilon": 0.05, "declared_records": 50000} | privacy,
-            "generation": {"per_class": 2 * rows // len(labels)} | (generation or {}),
+            "target_gradient": {"probe_share": 0.5, "token_share": 0},
+            "generation": {"method": "search", "per_class": 2 * rows // len(labels)} | (generation or {}),
             "loss_selection": {"per_class": rows // len(labels)},
             "label_filter": {"exemplars": [{"text": "A warm, clever film.", "label": next(iter(labels))}]},
         }

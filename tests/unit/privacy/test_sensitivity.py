@@ -43,7 +43,7 @@ def test_without_a_probe_the_gradient_has_the_whole_norm() -> None:
 def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
     epsilon: float, records: int, clipping_norm: float
 ) -> None:
-    settings = TargetGradientSettings()
+    settings = TargetGradientSettings(probe_share=0.5, token_share=0.0)
     noise = make_mechanism(epsilon, clipping_norm=clipping_norm)
     found = with_parts_that_fit(settings, clipping_norm, noise.sigma, records, 2)
     norms = ReleaseNorms.of(clipping_norm, settings.probe_share)
@@ -65,10 +65,12 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
 
 
 def test_probe_dimensions_set_in_the_recipe_are_kept() -> None:
-    for as_they_are in (TargetGradientSettings(probe_share=0.0), TargetGradientSettings(probe_dimensions=5)):
+    probe = TargetGradientSettings(probe_share=0.5, token_share=0.0)
+    none = probe.model_copy(update={"probe_share": 0.0})
+    for as_they_are in (none, probe.model_copy(update={"probe_dimensions": 5})):
         assert with_parts_that_fit(as_they_are, 1.0, 4000.0, 10, 2) == as_they_are
         assert with_parts_that_fit(as_they_are, 1.0, None, None, 2) == as_they_are
-    assert with_parts_that_fit(TargetGradientSettings(), 1.0, None, None, 2).probe_dimensions == MAX_DIMENSIONS
+    assert with_parts_that_fit(probe, 1.0, None, None, 2).probe_dimensions == MAX_DIMENSIONS
 
 
 @pytest.mark.parametrize("clipping_norm", [0.1, 1.0, 7.0])

@@ -22,7 +22,7 @@ from gradmm.studies.plans import check_plan, default_sizes
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return load_recipe(find_recipe("sst2"))
+    return load_recipe(find_recipe("sst2"), preset=find_preset("search"))
 
 
 @given(size=st.integers(0, 200), labels=st.lists(st.integers(0, 9), min_size=1, max_size=7, unique=True))
@@ -154,7 +154,7 @@ def test_a_guarantee_is_put_over_the_recipe_and_checked(recipe: Recipe) -> None:
     ("sizes", "arms", "epsilons", "message"),
     [
         ([1], [PRODUCT], [], "sizes: 1 texts leave one of 2 classes empty; ask for more"),
-        ([10, 101], [PRODUCT], [], "sizes: 101 texts of 2 classes exceed loss_selection.per_class=50"),
+        ([10, 101], [PRODUCT], [], "sizes: 101 texts of 2 classes exceed the 50 of a class that the recipe keeps"),
         ([10], ["herdin"], [], "arms: no arm 'herdin'; choose from before, calibrated model"),
         ([10], [PRODUCT], [0.0], "epsilon"),
     ],

@@ -6,7 +6,7 @@ import torch
 
 from gradmm.config.loading import load_recipe
 from gradmm.config.settings import PrivacySettings
-from gradmm.deployments.recipe_files import find_recipe
+from gradmm.deployments.recipe_files import find_preset, find_recipe
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.privacy.sensitivity import MAX_DIMENSIONS, ReleaseNorms
@@ -101,7 +101,7 @@ def test_a_target_that_is_mostly_noise_is_warned_about() -> None:
 def test_a_probe_is_released_where_the_noise_leaves_it_enough_to_learn(
     overrides: list[str], share: float, dimensions: int | str
 ) -> None:
-    recipe = load_recipe(find_recipe("sst2"), ["privacy.delta=1e-5", *overrides])
+    recipe = load_recipe(find_recipe("sst2"), ["privacy.delta=1e-5", *overrides], find_preset("search"))
     released = release_plan(recipe).target
     assert (released.probe_share, released.probe_dimensions) == (share, dimensions)
     changed = {"probe_share": share, "probe_dimensions": dimensions}

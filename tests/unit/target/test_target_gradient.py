@@ -104,7 +104,7 @@ def slow_vectors(phi: LanguageModel, template: TokenisedTemplate, features: Text
 def test_the_probes_moments_are_sums_over_records(
     phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, batch_size: int
 ) -> None:
-    settings = TargetGradientSettings(batch_size=batch_size, probe_share=0.4)
+    settings = TargetGradientSettings(batch_size=batch_size, probe_share=0.4, token_share=0.0)
     sums = target_sums(phi, template, DATA, settings, 0.1, None, probed_space)
     moments = sums.clean.moments
     assert moments is not None
@@ -327,7 +327,9 @@ def test_exact_noise_is_added_to_sums_that_lie_exactly_on_its_grid(
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": "discrete"})
     space = replace(probed_space, rows=torch.tensor(label_rows(template)))
-    sums = target_sums(phi, template, DATA, TargetGradientSettings(probe_share=0.4), 0.1, mechanism, space)
+    sums = target_sums(
+        phi, template, DATA, TargetGradientSettings(probe_share=0.4, token_share=0.0), 0.1, mechanism, space
+    )
     noised: list[torch.Tensor] = []
 
     def seen(values: dict[int, torch.Tensor], _: GaussianMechanism) -> dict[int, torch.Tensor]:
