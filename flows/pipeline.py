@@ -206,15 +206,16 @@ def filtered_texts(
         InputError: if a filter drops all texts of a label.
     """
     target, charged = target_context.target, target_context.plan.charged
-    has_probe = target_context.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0
+    probed = target_context.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0
+    judged = probed and recipe.label_filter.enabled
     label_filtered = runs.run(
         label_filter_stage,
         texts=generated,
         model=target_context.model,
         prompt_template=target_context.prompt_template,
         settings=recipe.label_filter,
-        target=target if has_probe else None,
-        space=target_context.space if has_probe else None,
+        target=target if judged else None,
+        space=target_context.space if judged else None,
     )
     selected = runs.run(
         loss_selection_stage,

@@ -21,16 +21,19 @@ def label_filter(
     target: StageArtifact | None,
     space: StageArtifact | None,
 ) -> Outcome:
-    """Classify the texts with the recipe's public exemplars and the released probe.
+    """Classify the texts with the recipe's public exemplars and the released probe, if the filter is enabled.
 
     Args:
         target, space: the artifacts of the probe; None for texts that are generated without one.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.filters.label_filter import filter_labels
+    from gradmm.filters.label_filter import filter_labels, without_filter
     from gradmm.target.matched_target import released_probe
     from gradmm.target.target_space import features_from_table
 
+    if not settings.enabled:
+        kept = without_filter(texts.read())
+        return kept, filter_figures(kept)
     language_model, template = read_model(context, model, prompt_template)
     probe = None
     if target and space:

@@ -51,12 +51,18 @@ def filter_labels(
         probabilities = (_logs(probabilities) + by_probe.to(probabilities)).softmax(dim=1)
     predicted = np.array(template.labels)[probabilities.argmax(dim=1).numpy()]
     agrees = predicted == labels
-    kept = agrees if settings.enabled else np.ones_like(agrees)
     return texts.assign(
         predicted=predicted,
         probability=probabilities.numpy()[np.arange(len(own)), own],
-        kept=kept,
-        reason=np.where(kept, "", "classified as another label"),
+        kept=agrees,
+        reason=np.where(agrees, "", "classified as another label"),
+    )
+
+
+def without_filter(texts: pd.DataFrame) -> pd.DataFrame:
+    """Keep all texts, unread: the columns of `filter_labels`, without a prediction."""
+    return texts.assign(
+        predicted=pd.array([pd.NA] * len(texts), dtype="Int64"), probability=np.nan, kept=True, reason=""
     )
 
 

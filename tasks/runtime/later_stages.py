@@ -35,7 +35,8 @@ def check_later_stages(
     assert isinstance(tokens, int)  # the recipe's validation refuses "auto" in a private run
     for category in recipe.classes:
         check_generation(language_model, category.instruction, tokens, recipe.generation)
-    exemplar_context(language_model, prompt_template, template, recipe.label_filter, tokens)
+    if recipe.label_filter.enabled:
+        exemplar_context(language_model, prompt_template, template, recipe.label_filter, tokens)
 
 
 def check_records(data: DataReference) -> None:

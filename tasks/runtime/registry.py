@@ -14,7 +14,7 @@ RUN_STAGES = {
     "word_tilt": 1,
     "generation_shard": 10,
     "generation": 9,
-    "label_filter": 5,
+    "label_filter": 6,
     "loss_selection": 6,
     "category_balance": 3,
     "labelling": 1,

@@ -411,10 +411,11 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
 
     def filtered(*given):
         judges.append(given[-1])
-        return filter_labels(*given)
+        return filter_labels(*given).assign(kept=True)  # a random model's opinion would empty a class
 
     monkeypatch.setattr("gradmm.filters.label_filter.filter_labels", filtered)
-    record = run_first(private_recipe(), tmp_path, texts=True)
+    enabled = {"enabled": True, "exemplars": [{"text": "fresh bread", "label": 1}]}
+    record = run_first(private_recipe(label_filter=enabled), tmp_path, texts=True)
     figures = record.stage("target_gradient").figures
     assert 0 <= figures["probe_trust"] <= 1
     assert figures["second_moment_noise"] > figures["sigma"]
@@ -424,7 +425,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     (entry,) = releases(private_recipe(), tmp_path)
     assert entry.release.space == "public-subspace, centred, and a probe"
     generation = tiny_recipe().generation.model_dump() | {"probe_weight": 0.0}
-    free = run_first(private_recipe(generation=generation), tmp_path, texts=True)
+    free = run_first(private_recipe(generation=generation, label_filter=enabled), tmp_path, texts=True)
     assert free.stage("target_gradient").cached
     assert not free.stage("generation").cached
     assert len(releases(private_recipe(), tmp_path)) == 1

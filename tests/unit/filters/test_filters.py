@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gradmm.config.settings import CategoryBalanceSettings, Exemplar, LabelFilterSettings, LossSelectionSettings
 from gradmm.filters.category_balance import balance_categories
-from gradmm.filters.label_filter import calibrated, filter_labels
+from gradmm.filters.label_filter import calibrated, filter_labels, without_filter
 from gradmm.filters.loss_selection import select_by_loss
 from gradmm.filters.rows import filter_figures, kept_texts
 from gradmm.filters.subset_selection import TargetSet
@@ -170,8 +170,10 @@ def test_label_filter_shows_the_exemplars_and_keeps_what_the_model_agrees_with(
         assert row["probability"] == pytest.approx(float(pair[row["label"]]), rel=1e-6)
         assert row["kept"] == (row["predicted"] == row["label"])
     assert judged["kept"].nunique() == 2
-    off = LabelFilterSettings(exemplars=exemplars, enabled=False)
-    assert filter_labels(phi, prompt_template, template, frame, off)["kept"].all()
+    off = without_filter(frame)
+    assert off["kept"].all()
+    assert off["predicted"].isna().all()
+    assert set(off.columns) == set(judged.columns)
 
 
 def test_a_calibrated_filter_ignores_the_models_preference_over_all_texts(
