@@ -174,10 +174,10 @@ def test_the_papers_formula_is_refused_where_it_proves_nothing() -> None:
         check_plan(paper, [10], list(ARMS), [20.0])
 
 
-def test_default_sizes_are_those_of_the_paper_that_the_recipe_can_fill(recipe: Recipe) -> None:
+def test_default_sizes_are_those_of_the_paper_that_the_recipe_can_fill_and_all_its_texts(recipe: Recipe) -> None:
     assert default_sizes(recipe) == (5, 10, 20, 50, 100)
-    assert default_sizes(load_recipe(find_recipe("demo"))) == (5, 10, 20, 50)
-    assert default_sizes(load_recipe(find_recipe("tweet_emotions_six"))) == (10, 20, 50, 100)
+    assert default_sizes(load_recipe(find_recipe("demo"))) == (5, 10, 20, 50, 100, 400)
+    assert default_sizes(load_recipe(find_recipe("tweet_emotions_six"))) == (10, 20, 50, 100, 6000)
     for name in recipe_names():
         each = load_recipe(find_recipe(name))
         check_plan(each, default_sizes(each), list(ARMS), [0.5])
