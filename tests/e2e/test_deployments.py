@@ -207,7 +207,7 @@ def test_cron_creates_runs_of_every_deployment(prefect_server: Served) -> None:
 def test_the_form_of_a_run_is_filled_in(prefect_server: Served) -> None:
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("gradmm/demo")
-    assert deployment.parameters["generation"]["per_class"] == 60
+    assert deployment.parameters["generation"]["per_class"] == 200
     assert deployment.parameters["generation"]["search"]["draws"] == 40
     assert deployment.parameters["root"] == str(prefect_server.root)
     assert deployment.parameter_openapi_schema is not None

@@ -53,6 +53,7 @@ SPACE = {
     "public_texts": 8,
     "public_text_tokens": 5,
     "probe_share": 0.5,
+    "token_share": 0.0,
     "probe_dimensions": 3,
 }
 
