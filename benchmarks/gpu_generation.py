@@ -72,7 +72,7 @@ def main() -> None:
         "ADMM": GenerationSettings(
             method="admm", loss="cosine", admm=schedule, projection=projection, batch_size=batch
         ),
-        "search": GenerationSettings(loss="cosine", batch_size=batch),
+        "search": GenerationSettings(method="search", loss="cosine", batch_size=batch),
     }
     generation(work, methods["search"], 2)()  # one-time setup
     rows = []

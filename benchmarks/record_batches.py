@@ -74,10 +74,11 @@ def main() -> None:
 
 
 def public_space(language_model: LanguageModel, template: TokenisedTemplate) -> TargetSpace:
-    """Make the default space, from random tokens."""
+    """Make the space of a gradient and a probe, from random tokens."""
     random = np.random.default_rng(0)
     texts = {label: random.integers(1, 1000, (100, 25)).tolist() for label in template.labels}
-    return make_target_space(language_model, template, texts, TargetGradientSettings(), 1.0, 64)[0]
+    settings = TargetGradientSettings(probe_share=0.5, token_share=0.0)
+    return make_target_space(language_model, template, texts, settings, 1.0, 64)[0]
 
 
 def add_up(batches: Batches) -> None:

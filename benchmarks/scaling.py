@@ -43,7 +43,7 @@ from gradmm.target.target_gradient import target_sums
 from gradmm.target.target_space import make_target_space, public_texts
 
 METHODS = {
-    "search": GenerationSettings(loss="cosine"),
+    "search": GenerationSettings(method="search", loss="cosine"),
     "ADMM, one round": GenerationSettings(method="admm", loss="cosine", admm=AdmmSettings(iterations=1)),
 }
 

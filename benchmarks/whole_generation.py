@@ -81,7 +81,7 @@ def main() -> None:
                     batch_size=examples,
                 )
                 add(f"gradmm's ADMM, {dtype}, batch {examples}{ending}", work, settings, examples)
-        add(f"gradmm's search, {dtype}", work, GenerationSettings(), options.examples)
+        add(f"gradmm's search, {dtype}", work, GenerationSettings(method="search"), options.examples)
     seconds = seconds_per_example(ways, options.repeats)
     same = {
         name: int((found[name]["text"] == found[name.removesuffix(UNTIL_DONE)]["text"]).sum())

@@ -83,7 +83,7 @@ def generate(
         language_model, template, instruction, label_name, shard, text_tokens, settings, seed, tilt, objective
     )
     with ComputeMeter(language_model) as meter:
-        solve = _search(task) if settings.method == "search" else _admm(task)
+        solve = {"search": _search, "admm": _admm}[settings.method](task)
         results = [result for batch in task.batches for result in in_parts_that_fit(solve, batch)]
     frame = _frame(task, results, meter)
     frame["matching_loss"] = _released_losses(language_model, objective, frame["token_ids"].tolist())
