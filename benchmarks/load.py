@@ -95,6 +95,7 @@ def recipe_values(folder: Path, data: Path, texts: int, shard_size: int) -> dict
         },
         "generation": {
             "method": "search",
+            "loss": "cosine",
             "per_class": texts // 2,
             "shard_size": shard_size,
             "text_tokens": 8,
