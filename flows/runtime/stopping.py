@@ -49,9 +49,12 @@ def raise_if_interrupted() -> None:
 
 
 def _hides_a_signal(error: BaseException) -> bool:
-    """Whether an error was raised while a signal's exception was handled. Prefect has its own for SIGTERM."""
+    """Whether an error was raised while Prefect's own exception for SIGTERM was handled."""
+    # Imported here: it takes a second, and most commands end without an error.
+    from prefect.exceptions import TerminationSignal
+
     while (cause := error.__cause__ or error.__context__) is not None:
-        if not isinstance(cause, Exception):
+        if isinstance(cause, TerminationSignal):
             return True
         error = cause
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -275,8 +276,16 @@ def test_prefects_own_exception_for_a_signal_is_an_interruption_too() -> None:
         except TerminationSignal:
             raise ValueError("Task run is not set")  # noqa: B904
 
+    def timed_out() -> None:
+        try:
+            raise asyncio.CancelledError
+        except asyncio.CancelledError as cancelled:
+            raise TimeoutError from cancelled
+
     with pytest.raises(KeyboardInterrupt), stopped_by_signals():
         terminated()
+    with pytest.raises(TimeoutError), stopped_by_signals():  # nobody has stopped the run
+        timed_out()
 
 
 def test_a_finished_run_prints_its_table(
