@@ -164,7 +164,7 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
         [
             {
                 **matched(shard.label),
-                **({} if tilt is None else {"word_tilt": tilt}),
+                "word_tilt": tilt,
                 "category": categories[shard.label],
                 "shard": shard,
                 "text_tokens": text_tokens(recipe, shard.label, target),

@@ -57,11 +57,6 @@ def word_tilt(
         }
     tables = [word_tilt_table(language_model, label, tilt) for label, tilt in fitted.items()]
     before, after = zip(*(tilt.distances for tilt in fitted.values()), strict=True)
-    labels = [str(label) for label in fitted]
-    figures = {
-        "tilted_tokens": {str(label): len(table) for label, table in zip(fitted, tables, strict=True)},
-        "word_distance_before": dict(zip(labels, before, strict=True)),
-        "word_distance": dict(zip(labels, after, strict=True)),
-        "token_passes": meter.token_passes,
-    }
-    return pd.concat(tables, ignore_index=True), figures
+    of_classes = {"tilted_tokens": map(len, tables), "word_distance_before": before, "word_distance": after}
+    figures = {name: dict(zip(map(str, fitted), values, strict=True)) for name, values in of_classes.items()}
+    return pd.concat(tables, ignore_index=True), figures | {"token_passes": meter.token_passes}

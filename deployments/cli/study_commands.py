@@ -220,7 +220,7 @@ def scale(
 
     Args:
         sizes: Texts in all. Default: 100 300 1000 3000 10000.
-        methods: Generation methods beside the recipe's own. Default: written.
+        methods: Generation methods beside the recipe's own. Default: none.
     """
     from gradmm.studies.arms import SCALES
     from gradmm.studies.plans import check_scale

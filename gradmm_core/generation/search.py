@@ -136,8 +136,7 @@ class Search:
         self._ends = ends
         vocabulary, device = language_model.embeddings.shape[0], language_model.device
         # Edits insert neither disallowed words nor continuations of a word.
-        self._is_word = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-        self._is_word[allowed.ids[~allowed.continues_word]] = True
+        self._is_word = allowed.beginnings(vocabulary)
         self._continues_word = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._continues_word[allowed.ids[allowed.continues_word]] = True
 
@@ -154,9 +153,10 @@ class Search:
         """
         count, number, tokens = uniforms.shape
         flat = uniforms.reshape(-1, tokens)
-        ids = write_texts(self._lm, self._allowed, self._prompt_cache, flat, self._settings.top_k, tilt=self._tilt)
-        if self._ends:
-            ids = self._ends.cut(ids)
+        top_k = self._settings.top_k
+        ids = write_texts(
+            self._lm, self._allowed, self._prompt_cache, flat, top_k, tilt=self._tilt, ends=self._ends
+        )
         draws = self._score(ids).shaped(count, number)
         cost = Cost.of_draws(draws, self._settings.fluency)
         texts = draws.best(cost(draws))

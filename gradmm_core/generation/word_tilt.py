@@ -95,8 +95,7 @@ def fit_word_tilt(
     """
     allowed = allowed_tokens(language_model, generation.projection.language)
     ratios = naive_bayes.log_ratios(template.labels.index(label))
-    words = torch.zeros(len(ratios), dtype=torch.bool)
-    words[allowed.ids[~allowed.continues_word].cpu()] = True
+    words = allowed.beginnings(len(ratios)).cpu()
     tilted = words & (ratios.abs() > EVIDENCE)
     before = _shares(naive_bayes.public, words)
     wanted = _shares(naive_bayes.public * (settings.strength * ratios).exp(), words)
@@ -109,8 +108,8 @@ def fit_word_tilt(
     for iteration in trange(settings.iterations, desc=title, disable=None, leave=False):
         random = np.random.default_rng([seed, label, iteration, STREAM])
         uniforms = random.random((settings.texts, text_tokens))
-        ids = write_texts(language_model, allowed, prompt_cache, uniforms, method.top_k, tilt=tilt)
-        texts = released_texts(language_model, template, ids if ends is None else ends.cut(ids))
+        ids = write_texts(language_model, allowed, prompt_cache, uniforms, method.top_k, tilt=tilt, ends=ends)
+        texts = released_texts(language_model, template, ids)
         counts = _texts_with(texts["token_ids"].tolist(), words)
         written = _shares(counts, words)
         tilt = (tilt + correction(wanted * counts.sum(), counts) * tilted).clamp(-MAX_TILT, MAX_TILT)

@@ -62,10 +62,10 @@ class Writer:
 
     def _samples(self, generators: Sequence[np.random.Generator], tokens: int) -> Int[Tensor, "texts tokens"]:
         uniforms: Float[np.ndarray, "texts tokens"] = np.stack([random.random(tokens) for random in generators])
-        ids = write_texts(
-            self._lm, self._allowed, self._prompt_cache, uniforms, self._settings.top_k, tilt=self._tilt
+        top_k = self._settings.top_k
+        return write_texts(
+            self._lm, self._allowed, self._prompt_cache, uniforms, top_k, tilt=self._tilt, ends=self._ends
         )
-        return ids if self._ends is None else self._ends.cut(ids)
 
     def _valid(self, ids: Int[Tensor, "texts tokens"]) -> Bool[Tensor, " texts"]:
         valid = self._constraints.without_answer(ids)

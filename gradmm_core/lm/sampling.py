@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache
+from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.vocabulary import AllowedTokens
 
 
@@ -21,6 +22,7 @@ def write_texts(
     top_k: int = 200,
     batch_size: int = 256,
     tilt: Float[Tensor, " vocab"] | None = None,
+    ends: SentenceEnds | None = None,
 ) -> Int[Tensor, "count tokens"]:
     """Sample texts that continue a prompt, each token among the `top_k` likeliest allowed (temperature 1).
 
@@ -32,6 +34,7 @@ def write_texts(
         tilt: added to the logits of tokens that begin a word, before the likeliest are found. Those that continue
             a word depend on its beginning, and are left as they are. Rates count the texts with a token, so a
             positive tilt ends with the token's first use in a text.
+        ends: cut texts at their last sentence end, see `SentenceEnds.cut`; None: not at all.
     """
     head = language_model.head[allowed.ids]
     if tilt is not None:
@@ -60,4 +63,5 @@ def write_texts(
             if added is not None:
                 added.scatter_(1, chosen, added.gather(1, chosen).clamp_max(0.0))
         parts.append(text)
-    return torch.cat(parts)
+    texts = torch.cat(parts)
+    return texts if ends is None else ends.cut(texts)

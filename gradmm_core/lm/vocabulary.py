@@ -41,6 +41,12 @@ class AllowedTokens:
     def starting_ids(self) -> Int[Tensor, " starting"]:
         return self.ids[self.starts_text]
 
+    def beginnings(self, vocabulary: int) -> Bool[Tensor, " vocabulary"]:
+        """Return a mask, over the whole vocabulary, of the tokens that begin a word."""
+        mask = torch.zeros(vocabulary, dtype=torch.bool, device=self.ids.device)
+        mask[self.ids[~self.continues_word]] = True
+        return mask
+
     def first_logits(self, logits: Float[Tensor, "batch allowed"]) -> Float[Tensor, "batch allowed"]:
         """Return the logits of a text's first token.
 

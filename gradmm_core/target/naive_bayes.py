@@ -9,7 +9,7 @@ classifier says nothing.
     u_v            rate in public text: the model's own, of all classes alike
     r_v            rate in the records of all classes;  r_v = u_v (1 + eta_v), eta_v shrunk as above
     r_cv           rate in the records of class c;      r_cv = r_v (1 + theta_cv), theta_cv shrunk as above
-    tilt_v         log(r_v / u_v): how much more often records contain the token than the model writes it
+    pooled_log_v   log(r_v / u_v): how much more often records contain the token than the model writes it
     weights_cv     log(r_cv / r_v): the evidence of the token for the class
 
 The classifier's score of class c is the sum of weights_cv over the tokens that a text contains, times a slope of
@@ -55,7 +55,7 @@ class NaiveBayes:
 
     Attributes:
         weights: log(r_cv / r_v), with one row per class in the order of the labels; zero without evidence.
-        tilt: log(r_v / u_v).
+        pooled_log_ratios: log(r_v / u_v).
         public: u_v.
         expected: the mean score of each class (column) of a text of each class (row), by the rates, without slope.
         counts: the released numbers of records of each class.
@@ -64,7 +64,7 @@ class NaiveBayes:
     """
 
     weights: Float[Tensor, "classes vocabulary"]
-    tilt: Float[Tensor, " vocabulary"]
+    pooled_log_ratios: Float[Tensor, " vocabulary"]
     public: Float[Tensor, " vocabulary"]
     expected: Float[Tensor, "classes classes"]
     counts: Float[Tensor, " classes"]
@@ -78,7 +78,7 @@ class NaiveBayes:
 
     def log_ratios(self, column: int) -> Float[Tensor, " vocabulary"]:
         """Return log(r_cv / u_v): how much more often the class's records contain tokens than public text does."""
-        return self.tilt + self.weights[column]
+        return self.pooled_log_ratios + self.weights[column]
 
     def scores(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "texts classes"]:
         """Sum each class's weights over the tokens that each text (token ids) contains; times the slope."""

@@ -108,10 +108,12 @@ def test_the_weights_are_the_logarithms_of_the_ratios_of_rates() -> None:
     assert 20 <= classifier.informative_tokens <= 30
 
 
-def test_the_tilt_finds_the_words_of_the_domain() -> None:
+def test_the_pooled_rates_find_the_words_of_the_domain() -> None:
     classifier = fit_naive_bayes(sums_of(0.0, domain=4.0), public(), 2000)
-    assert classifier.tilt[20:30].mean() == pytest.approx(math.log(4 / (1 + 30 / VOCABULARY)), abs=0.1)
-    torch.testing.assert_close(classifier.log_ratios(1), classifier.tilt + classifier.weights[1])
+    assert classifier.pooled_log_ratios[20:30].mean() == pytest.approx(
+        math.log(4 / (1 + 30 / VOCABULARY)), abs=0.1
+    )
+    torch.testing.assert_close(classifier.log_ratios(1), classifier.pooled_log_ratios + classifier.weights[1])
 
 
 def test_noise_takes_away_what_it_drowns_and_nothing_else() -> None:
@@ -121,7 +123,7 @@ def test_noise_takes_away_what_it_drowns_and_nothing_else() -> None:
     assert drowned == 0.5  # all scores are equal
     classifier = fit_naive_bayes(sums_of(1e6), public(), 2000)
     assert float(classifier.weights.abs().max()) < 1e-3
-    assert float(classifier.tilt.abs().max()) < 1e-2
+    assert float(classifier.pooled_log_ratios.abs().max()) < 1e-2
 
 
 def test_repeated_evidence_lowers_the_slope() -> None:
