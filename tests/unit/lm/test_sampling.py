@@ -127,6 +127,22 @@ def test_a_positive_tilt_ends_with_a_tokens_first_use_in_a_text(
     assert not (texts == inside[3]).any()
 
 
+def test_a_negative_tilt_stays_after_a_tokens_use(phi: LanguageModel, allowed: AllowedTokens) -> None:
+    count = 2000
+    ids = allowed.ids[~allowed.continues_word]
+    tilt = torch.zeros(len(phi.embeddings))
+    tilt[ids] = -2.0
+    second = np.linspace(0.0, 0.99, 50)
+    drawn = write(phi, allowed, np.stack([np.full(50, 0.7), second], axis=1), top_k=10_000, tilt=tilt)
+    row = int(torch.isin(drawn[:, 1], ids).nonzero()[0])  # a word, not the rest of one
+    columns = [np.full(count, 0.7), np.full(count, second[row]), (np.arange(count) + 0.5) / count]
+    written = write(phi, allowed, np.stack(columns, axis=1), top_k=10_000, tilt=tilt)
+    used = written[0, :-1].tolist()
+    expected = next_token(phi, allowed, used, 10_000, {int(token): float(tilt[token]) for token in ids})
+    share = float((written[:, -1] == used[1]).double().mean())
+    assert share == pytest.approx(expected[used[1]], abs=1.001 / count)
+
+
 def test_likelier_tokens_have_smaller_numbers_so_zero_is_the_likeliest_text(
     phi: LanguageModel, allowed: AllowedTokens
 ) -> None:
