@@ -1,5 +1,10 @@
 """Errors that a user can act on."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
 
 def printable(text: str) -> str:
     """Return `text` on one line for a terminal, with control and invisible characters escaped."""
@@ -26,6 +31,39 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return printable(f"{_shorten(self.where)}: {_shorten(self.what)}; {_shorten(self.fix)}")
+
+
+class InputErrors(InputError):
+    """Several problems of the input, found together. Printed on one line each."""
+
+    def __init__(self, problems: Sequence[InputError]) -> None:
+        super().__init__(problems[0].what, problems[0].where, problems[0].fix)
+        self.args = (problems,)  # what `pickle` calls the class with
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Call all; return their results.
+
+    Raises:
+        InputError: with the problems of all calls that raised one.
+    """
+    results, problems = [], []
+    for call in calls:
+        try:
+            results.append(call())
+        except InputError as error:
+            found = error.problems if isinstance(error, InputErrors) else [error]
+            # One cause, such as a missing folder, may stop several calls.
+            problems += [problem for problem in found if str(problem) not in map(str, problems)]
+    if len(problems) > 1:
+        raise InputErrors(problems)
+    if problems:
+        raise problems[0]
+    return results
 
 
 class ServerGone(InputError):

@@ -28,7 +28,7 @@ from gradmm.deployments.cli.options import (
 from gradmm.deployments.cli.study_commands import studies
 from gradmm.deployments.cli.terminal import Terminal, print_json
 from gradmm.deployments.recipe_files import preset_description, preset_names, recipe_names
-from gradmm.errors import InputError, RedactedError, ServerGone
+from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
 from gradmm.flows.runtime.stopping import stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
 
@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return EXIT_PIPE_CLOSED
     except (CycloptsError, InputError) as error:
-        print(f"gradmm: {_one_line(error, words)}", file=sys.stderr)
+        for problem in error.problems if isinstance(error, InputErrors) else [error]:
+            print(f"gradmm: {_one_line(problem, words)}", file=sys.stderr)
         if isinstance(error, ServerGone):
             _end_at_once(EXIT_USAGE)
         return EXIT_USAGE

@@ -79,6 +79,11 @@ class Recipe(Settings):
             raise ValueError("classes: two classes share a name")
         if len({c.verbaliser for c in self.classes}) < len(labels):
             raise ValueError("classes: two classes share a verbaliser")
+        names = self.data.label_names
+        if names is not None and max(labels) >= len(names):
+            raise ValueError(
+                f"classes: label {max(labels)} has no name among the {len(names)} in data.label_names"
+            )
         unknown = {e.label for e in self.label_filter.exemplars} - set(labels)
         if unknown:
             raise ValueError(f"label_filter.exemplars: no class has the label {min(unknown)}")

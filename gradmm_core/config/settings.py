@@ -54,16 +54,22 @@ class DataSettings(Settings):
     revision: str | None = Field(default=None, description="Branch, tag or commit of the hub data set.")
     path: str | None = Field(
         default=None,
-        description="Folder of <split>.parquet, .csv or .jsonl files, or of folders <split>/ with such files.",
+        description="A Parquet, CSV, TSV or JSON Lines file; a folder of files <split>.parquet, .csv, ..., or of "
+        "folders <split>/ with such files; or a folder saved by `datasets`.",
     )
     text_column: str | None = Field(default=None, description="Default: 'text' or 'sentence', whichever exists.")
     label_column: str = "label"
+    label_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = Field(
+        default=None,
+        description="Values of the label column in the order of the labels 0, 1, ... Default: it holds labels.",
+    )
     train_split: str = "train"
     validation_split: str | None = Field(default=None, description="Default: held out from the train split.")
-    test_split: str = "test"
+    test_split: str | None = Field(default="test", description="null: held out from the train split.")
     validation_rows: Count = Field(
         default=1000, description="Rows held out from train if validation_split is unset."
     )
+    test_rows: Count = Field(default=1000, description="Rows held out from train if test_split is null.")
     drop_other_labels: bool = Field(
         default=False, description="Drop rows with a label of no class. Default: raise an error."
     )
@@ -71,6 +77,13 @@ class DataSettings(Settings):
     max_per_class: Count | None = Field(
         default=None, description="Random train rows used per class. Default: all."
     )
+
+    @field_validator("label_names")
+    @classmethod
+    def _reject_equal_names(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if names and len(set(names)) < len(names):
+            raise ValueError("a name is repeated")
+        return names
 
 
 class ClassSettings(Settings):

@@ -1,5 +1,7 @@
 """Labelled texts of a data set.
 
-splits: reading and splitting, without coupling records.
+sources: files, folders, saved data sets and the hub, as tables.
+columns: from a table to texts and labels, with all that is wrong with it.
+splits: splitting without coupling records.
 examples: tokenised texts, samples of them and held-out splits.
 """

@@ -1,4 +1,4 @@
-"""The law of all input: a result, or one `InputError` of one line that is safe on a terminal."""
+"""The law of all input: a result, or an `InputError` with a line for each problem, safe on a terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ LONGEST_LINE = 2000
 
 
 def told(work: Callable[[], Any], *hidden: str) -> Any:
-    """What `work` returns; or the line that it was refused with, in which none of `hidden` is."""
+    """What `work` returns; or the lines that it was refused with, in which none of `hidden` is."""
     try:
         return work()
     except InputError as error:
-        line = str(error)
-    assert line.isprintable(), line
-    assert len(line) <= LONGEST_LINE, len(line)
-    assert not [text for text in hidden if text in line], line
-    return line
+        lines = str(error)
+    for line in lines.split("\n"):
+        assert line.isprintable(), line
+        assert len(line) <= LONGEST_LINE, len(line)
+        assert not [text for text in hidden if text in line], line
+    return lines

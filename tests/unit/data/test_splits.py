@@ -55,7 +55,9 @@ def load(folder: Path, labels: tuple[int, ...] = (0, 1), seed: int = 0, **settin
 def refusal(folder: Path, **arguments: Any) -> str:
     with pytest.raises(InputError) as caught:
         load(folder, **arguments)
-    assert "\n" not in str(caught.value)
+    lines = str(caught.value).split("\n")
+    assert len(set(lines)) == len(lines)
+    assert all(line.count("; ") for line in lines)  # each says what to do
     return str(caught.value)
 
 
@@ -153,6 +155,141 @@ def test_a_text_may_be_long(folder: Path, write: Callable[[pa.Table, Path], None
     assert rows_of(load(folder).train) == rows
 
 
+def test_a_json_file_may_be_an_array_of_records(folder: Path) -> None:
+    (folder / "train.json").write_text(' [{"text": "a", "label": 0},\n {"label": 1, "text": "b"}]')
+    assert rows_of(load(folder).train) == [("a", 0), ("b", 1)]
+
+
+def test_a_tsv_file_has_tabs_between_its_fields(folder: Path) -> None:
+    (folder / "train.tsv").write_text("text\tlabel\na, b\t0\nc\t1\n")
+    assert rows_of(load(folder).train) == [("a, b", 0), ("c", 1)]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(folder: Path) -> None:
+    (folder / "train.csv").write_bytes("text,label\na,0\nb,1\n".encode("utf-8-sig"))
+    assert rows_of(load(folder).train) == [("a", 0), ("b", 1)]
+
+
+# --- Data as people have them -------------------------------------------------------------------------------
+
+REVIEWS = pd.DataFrame({"review": [f"review {i}" for i in range(60)], "stars": ["bad", "so-so", "good "] * 20})
+OF_REVIEWS: dict[str, Any] = {
+    "text_column": "review",
+    "label_column": "stars",
+    "label_names": ("bad", "so-so", "good"),
+    "validation_split": None,
+    "test_split": None,
+    "validation_rows": 10,
+    "test_rows": 10,
+}
+
+
+def save_csv(frame: pd.DataFrame, path: Path) -> Path:
+    frame.to_csv(path / "reviews.csv", index=False)
+    return path / "reviews.csv"
+
+
+def save_jsonl(frame: pd.DataFrame, path: Path) -> Path:
+    frame.to_json(path / "reviews.jsonl", orient="records", lines=True)
+    return path / "reviews.jsonl"
+
+
+def save_parquet(frame: pd.DataFrame, path: Path) -> Path:
+    frame.to_parquet(path / "reviews.parquet")
+    return path / "reviews.parquet"
+
+
+def save_dataset(frame: pd.DataFrame, path: Path) -> Path:
+    datasets.Dataset.from_pandas(frame).save_to_disk(str(path / "saved"))
+    return path / "saved"
+
+
+def save_splits(frame: pd.DataFrame, path: Path) -> Path:
+    datasets.DatasetDict({"train": datasets.Dataset.from_pandas(frame)}).save_to_disk(str(path / "saved"))
+    return path / "saved"
+
+
+def save_as_on_the_hub(frame: pd.DataFrame, path: Path) -> Path:
+    (path / "data").mkdir()
+    (path / "README.md").write_text("# Reviews")
+    frame[:30].to_parquet(path / "data" / "train-00000-of-00002.parquet")
+    frame[30:].to_parquet(path / "data" / "train-00001-of-00002.parquet")
+    return path
+
+
+@pytest.mark.parametrize(
+    "save", [save_csv, save_jsonl, save_parquet, save_dataset, save_splits, save_as_on_the_hub]
+)
+def test_one_split_in_any_form_gives_three(tmp_path: Path, save: Callable[[pd.DataFrame, Path], Path]) -> None:
+    splits = load(save(REVIEWS, tmp_path), labels=(0, 1, 2), **OF_REVIEWS)
+    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [40, 10, 10]
+    rows = [*rows_of(splits.train), *rows_of(splits.validation), *rows_of(splits.test)]
+    assert sorted(rows) == sorted((f"review {i}", i % 3) for i in range(60))
+
+
+def test_the_splits_of_a_saved_data_set_are_read_by_name(tmp_path: Path) -> None:
+    parts = {split: datasets.Dataset.from_dict({"text": [f"{split} {i}" for i in range(4)], "label": [0, 1, 0, 1]})
+             for split in ("train", "validation", "test")}  # fmt: skip
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    assert load(tmp_path / "saved").test.texts == tuple(f"test {i}" for i in range(4))
+    assert "no split 'dev' among 'train', 'validation', 'test'" in refusal(tmp_path / "saved", test_split="dev")
+
+
+def test_a_file_holds_no_other_split(tmp_path: Path) -> None:
+    file = save_csv(REVIEWS, tmp_path)
+    message = refusal(file, labels=(0, 1, 2), **OF_REVIEWS | {"test_split": "test"})
+    assert "reviews.csv: holds one split, so there is no split 'test'; set data.test_split=null" in message
+
+
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "reviews.xlsx").write_bytes(b"PK")
+    message = refusal(tmp_path / "reviews.xlsx", **OF_REVIEWS)
+    assert "files that end in '.xlsx' are not read; convert it to one of .parquet, .csv" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["no", "yes"] * 2, ("no", "yes")),
+        (pa.array(["no", "yes"] * 2).dictionary_encode(), ("no", "yes")),
+        ([False, True] * 2, ("false", "true")),
+        ([-1, 1] * 2, ("-1", "1")),
+        ([0.5, 2.0] * 2, ("0.5", "2")),
+        ([" 1 star", "5 stars"] * 2, ("1 star", "5 stars")),
+    ],
+)
+def test_labels_may_have_names(folder: Path, values: Any, names: tuple[str, ...]) -> None:
+    for split in ("train", "validation", "test"):
+        write_parquet(pa.table({"text": ["a", "b", "c", "d"], "label": values}), folder / split)
+    assert load(folder, label_names=names).train.labels == (0, 1, 0, 1)
+    assert load(folder, label_names=names[::-1]).train.labels == (1, 0, 1, 0)
+
+
+def test_booleans_are_labels(folder: Path) -> None:
+    write_parquet(pa.table({"text": ["a", "b"], "label": [True, False]}), folder / "train")
+    assert load(folder).train.labels == (1, 0)
+
+
+@pytest.mark.parametrize("value", ["Bad", "", "bad."])
+def test_a_label_without_a_name_is_refused(tmp_path: Path, value: str) -> None:
+    frame = pd.concat([REVIEWS, pd.DataFrame({"review": ["x", "y"], "stars": [value, value]})])
+    message = refusal(save_parquet(frame, tmp_path), labels=(0, 1, 2), **OF_REVIEWS)
+    assert "row 60 has a label that is not among data.label_names (and 1 more rows); add it there" in message
+
+
+def test_all_problems_are_said_together(folder: Path) -> None:
+    write_parquet(text_and_label(["a", None, None, "b"], ["0", "1", "x", "1"]), folder / "train")
+    write_parquet(text_and_label(["a", " ", "c"], [0, 1, 7]), folder / "validation")
+    (folder / "test.parquet").write_bytes(b"")
+    lines = refusal(folder).split("\n")
+    assert len(lines) == 5
+    assert "train.parquet: row 1 has no text (and 1 more rows)" in lines[0]
+    assert "train.parquet: row 2 has a label that is not an integer" in lines[1]
+    assert "validation.parquet: row 2 has the label 7, which belongs to no class" in lines[2]
+    assert "validation.parquet: row 1 has an empty text" in lines[3]
+    assert "test.parquet: cannot be read (Parquet file size is 0 bytes)" in lines[4]
+
+
 # --- Refusals -----------------------------------------------------------------------------------------------
 
 
@@ -194,20 +331,28 @@ def text_and_label(text: Any, label: Any) -> pa.Table:
         (text_and_label([b"x"], [0]), "the column 'text' holds binary, not text", "set data.text_column"),
         (
             text_and_label(["x"], [[0]]),
-            "the column 'label' holds list<element: int64>, not integers",
+            "the column 'label' holds list<element: int64>, neither integers nor text",
             "data.lab",
         ),
         (
             text_and_label(["x"], pa.array([0], pa.timestamp("us"))),
-            "the column 'label' holds timestamp[us], not integers",
+            "the column 'label' holds timestamp[us], neither integers nor text",
             "set data.label_column",
         ),
         (text_and_label(["x", None], [0, 1]), "row 1 has no text", "remove the row"),
-        (text_and_label(["x", "y", "z"], [0, 1, None]), "row 2 has no label", "label the classes with"),
-        (text_and_label(["x"], pa.nulls(1)), "row 0 has no label", "label the classes with integers"),
-        (text_and_label(["x", "y"], [0, 0.5]), "row 1 has a label that is not an integer", "label the"),
-        (text_and_label(["x", "y"], [0, float("inf")]), "row 1 has a label that is not an integer", "label"),
-        (text_and_label(["x", "y"], ["0", "good"]), "row 1 has a label that is not an integer", "label the"),
+        (text_and_label(["x", "y", "z"], [0, 1, None]), "row 2 has no label", "remove the row"),
+        (text_and_label(["x"], pa.nulls(1)), "row 0 has no label", "remove the row"),
+        (text_and_label(["x", "y"], [0, 0.5]), "row 1 has a label that is not an integer", "data.label_names"),
+        (
+            text_and_label(["x", "y"], [0, float("inf")]),
+            "row 1 has a label that is not an integer",
+            "data.label_names",
+        ),
+        (
+            text_and_label(["x", "y"], ["0", "good"]),
+            "row 1 has a label that is not an integer",
+            "data.label_names",
+        ),
         (
             text_and_label(["x", "y", "z"], [0, 1, 2]),
             "row 2 has the label 2, which belongs to no class",
@@ -241,8 +386,10 @@ def test_a_table_that_cannot_be_used_is_refused_in_one_line(
         ("train.jsonl", b"", "cannot be read (Empty JSON file)"),
         ("train.jsonl", b'{"text": "a", "lab', "cannot be read (JSON parse error"),
         ("train.jsonl", b'{"text": "a", "text": "b", "label": 0}', "cannot be read (JSON parse error"),
-        ("train.json", b'[{"text": "a", "label": 0}]', "cannot be read (JSON parse error"),
-        ("train.txt", b"a", "no train.parquet, .csv, .jsonl or .json"),
+        ("train.json", b'[{"text": "a", "label": 0}, 1]', "cannot be read (a JSON array of something else"),
+        ("train.json", b'[{"text": "a secret", "label": 0}, {"text": 1}]', "cannot be read (a column has values"),
+        ("train.json", b"[" * 100_000, "cannot be read ("),
+        ("train.txt", b"a", "no train.parquet, .csv, .tsv, .jsonl or .json"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(
@@ -261,7 +408,11 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
         ("jsonl", '{"a secret text": 1, "label": 0}\n', "among the 2 columns (their names look like"),
         ("jsonl", '{"text": {"a secret": 1}, "label": 0}\n', "the column 'text' holds struct, not text"),
         ("jsonl", '{"text": [{"a secret": 1}], "label": 0}\n', "holds list<item: struct, not text"),
-        ("jsonl", '{"text": "a", "label": {"secret": 1}}\n', "the column 'label' holds struct, not integers"),
+        (
+            "jsonl",
+            '{"text": "a", "label": {"secret": 1}}\n',
+            "the column 'label' holds struct, neither integers nor text",
+        ),
         (
             "jsonl",
             '{"text": {"a secret)": 1}}\n{"text": {"a secret)": "x"}}\n',
@@ -394,6 +545,22 @@ def test_one_more_record_changes_train_by_exactly_one_record(
     assert (after - before).total() == 1
 
 
+@pytest.mark.parametrize("new", [(f"a new record {i}", i % 2) for i in range(30)])
+def test_one_more_record_changes_train_by_exactly_one_record_if_test_is_held_out_too(
+    folder: Path, new: tuple[str, int]
+) -> None:
+    def train_of(rows: list[tuple[str, int]]) -> Counter[tuple[str, int]]:
+        write_parquet(table_of(rows), folder / "train")
+        settings: dict[str, Any] = {"validation_split": None, "test_split": None}
+        splits = load(folder, validation_rows=8, test_rows=9, **settings)
+        assert [len(splits.validation), len(splits.test)] == [8, 9]
+        return Counter(rows_of(splits.train))
+
+    before, after = train_of(ROWS), train_of([*ROWS, new])
+    assert not before - after
+    assert (after - before).total() == 1
+
+
 def test_equal_texts_stay_in_the_same_split(folder: Path) -> None:
     splits = held_out(folder, [*ROWS, *ROWS])
     assert len(set(splits.train.texts) & set(splits.validation.texts)) <= 1
@@ -474,7 +641,7 @@ def test_a_missing_unit_column_is_refused(folder: Path) -> None:
 
 
 def test_too_many_units_to_hold_out_are_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="7 validation units cannot be held out of the 13 units"):
+    with pytest.raises(InputError, match="7 units for validation cannot be held out of the 13 units"):
         of_people(folder, ROWS, PEOPLE, validation_split=None, validation_rows=7)
 
 
@@ -491,7 +658,7 @@ def test_at_most_half_of_train_can_be_held_out(folder: Path) -> None:
     write_parquet(table_of(ROWS), folder / "train")
     assert len(load(folder, validation_split=None, validation_rows=20).train) == 20
     message = refusal(folder, validation_split=None, validation_rows=21)
-    assert "21 validation rows cannot be held out of the 40 rows of split 'train'" in message
+    assert "21 rows for validation cannot be held out of the 40 rows of split 'train'" in message
     assert "hold out at most half (20), or set data.validation_split" in message
 
 
@@ -529,7 +696,7 @@ def test_a_hub_failure_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, 
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError, match="a/b, split 'train': cannot be loaded from the hub") as caught:
+    with pytest.raises(InputError, match="a/b: cannot be loaded from the hub") as caught:
         load_splits(DataSettings(hub="a/b"), [0, 1], 0)
     assert "data.path" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,249 @@
+"""Where labelled texts come from: a file, a folder of files, a data set that `datasets` has saved, or the hub.
+
+Files are read with pyarrow, without a cache. The `datasets` library caches what it reads from the hub, so it is
+used only for public data and for folders that it has saved. Error messages name files and rows, never texts,
+because they end up in logs.
+"""
+
+from __future__ import annotations
+
+import json as standard_json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv, json, parquet
+
+from gradmm.config.settings import DataSettings
+from gradmm.errors import InputError
+
+#: Files by which a folder saved by `datasets` is known: one data set, or one for each split.
+SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table that has not been read yet.
+
+    Attributes:
+        name: the file, or the hub data set and its split, for error messages.
+    """
+
+    name: str
+    read: Callable[[], pa.Table]
+
+
+def sources_of(settings: DataSettings, split: str) -> list[Source]:
+    """Find the tables of a split.
+
+    Raises:
+        InputError: if there are none. So does reading one, if it cannot be read.
+    """
+    if settings.path is None:
+        return [_on_the_hub(settings, split)]
+    path = Path(os.path.expanduser(settings.path))
+    if is_one_split(path):
+        if split != settings.train_split:
+            name = "validation" if split == settings.validation_split else "test"
+            fix = f"set data.{name}_split=null, to hold rows out of train"
+            raise InputError(f"holds one split, so there is no split {split!r}", str(path), fix)
+        return [_saved(path, None) if path.is_dir() else _in_file(path)]
+    if os.path.isfile(path / SAVED_SPLITS):
+        return [_saved(path, split)]
+    return [_in_file(file) for file in _split_files(path, split)]
+
+
+def is_one_split(path: Path) -> bool:
+    """Return whether a path holds one split without a name: a data file, or a data set saved by `datasets`."""
+    return os.path.isfile(path) or os.path.isfile(path / SAVED_DATASET)
+
+
+def has_split(path: Path, split: str) -> bool:
+    """Return whether a folder has files of a split."""
+    if os.path.isfile(path / SAVED_SPLITS):
+        return os.path.isdir(path / split)
+    return any(_choices(folder, split) for folder in _folders(path))
+
+
+# --- The library of Hugging Face ----------------------------------------------------------------------------
+
+
+def _on_the_hub(settings: DataSettings, split: str) -> Source:
+    name = str(settings.hub)
+
+    def read() -> pa.Table:
+        import datasets
+
+        try:
+            dataset = datasets.load_dataset(name, settings.hub_config, revision=settings.revision, split=split)
+            return dataset.with_format("arrow")[:]
+        except Exception as error:  # types of the hub, data set builders and HTTP client
+            raise InputError(
+                f"cannot be loaded from the hub ({_first_line(str(error)) or type(error).__name__})",
+                name,
+                "check the names and the network, or set data.path to local files",
+            ) from error
+
+    return Source(name, read)
+
+
+def _saved(folder: Path, split: str | None) -> Source:
+    """Return a split of a folder saved by `datasets`; None: the folder is one data set."""
+
+    def read() -> pa.Table:
+        import datasets
+
+        try:
+            saved = datasets.load_from_disk(str(folder))
+        except Exception as error:  # of every type, for a broken folder
+            problem = f"cannot be read ({_first_line(str(error)) or type(error).__name__})"
+            raise InputError(problem, str(folder), "save the data set again") from error
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                what = f"no split {split!r} among {', '.join(map(repr, saved))}"
+                raise InputError(what, str(folder), "change the split names under data")
+            saved = saved[split]
+        return saved.with_format("arrow")[:]
+
+    return Source(str(folder), read)
+
+
+# --- Files --------------------------------------------------------------------------------------------------
+
+
+def _in_file(file: Path) -> Source:
+    if file.suffix not in _READERS:
+        fix = f"convert it to one of {', '.join(_READERS)}"
+        raise InputError(f"files that end in {file.suffix!r} are not read", str(file), fix)
+
+    def read() -> pa.Table:
+        try:
+            table = _READERS[file.suffix](file)
+            table.validate(full=True)  # includes a check for UTF-8
+            return table
+        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON
+            # A column name may come from a record, and span lines.
+            message = re.sub(r"Column\(.*\)", "a column", str(error), flags=re.DOTALL)
+            problem = _first_line(message) or type(error).__name__
+            raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
+
+    return Source(str(file), read)
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0]
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folders that may hold a split's files: a copy of a hub data set has them in data/."""
+    return [path, path / "data"] if os.path.isdir(path / "data") else [path]
+
+
+def _split_files(path: Path, split: str) -> list[Path]:
+    """Find a split's files.
+
+    These are `<split>.<format>`, its parts `<split>-00000-of-00002.parquet` ..., or the files in `<split>/`.
+    """
+    choices = next(filter(None, (_choices(folder, split) for folder in _folders(path))), [])
+    if not choices:
+        raise InputError(
+            f"no {split}.parquet, .csv, .tsv, .jsonl or .json, and no numbered parts",
+            str(path),
+            "add the file, or change the split names under data",
+        )
+    if len(choices) > 1:
+        names = ", ".join(repr(str(choice[0].relative_to(path))) for choice in choices)
+        raise InputError(f"split {split!r} exists more than once: {names}", str(path), "keep one")
+    _check_all_parts(choices[0], split)
+    return choices[0]
+
+
+def _choices(folder: Path, split: str) -> list[list[Path]]:
+    """Return the ways in which a folder holds a split; more than one is an error."""
+    part = re.compile(re.escape(split) + r"-\d+.*\.parquet")
+    files = _data_files(folder)
+    choices = [
+        *([file] for file in files if file.stem == split),
+        [file for file in files if part.fullmatch(file.name)],
+        _data_files(folder / split) if os.path.isdir(folder / split) else [],
+    ]
+    return [choice for choice in choices if choice]
+
+
+def _data_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(file for file in folder.iterdir() if file.suffix in _READERS and file.is_file())
+    except OSError as error:
+        problem = f"cannot be listed ({error.strerror})"
+        raise InputError(problem, str(folder), "set data.path to a data file, or to a folder of them") from error
+
+
+def _check_all_parts(files: list[Path], split: str) -> None:
+    """Refuse an incomplete copy of a data set."""
+    numbers = [re.search(r"-(\d+)-of-(\d+)", file.name) for file in files]
+    present = {(int(number[1]), int(number[2])) for number in numbers if number}
+    for total in {total for _, total in present}:
+        missing = set(range(total)) - {index for index, of in present if of == total}
+        if missing:
+            problem = f"part {min(missing)} of split {split!r} is missing"
+            raise InputError(problem, str(files[0].parent), "copy all its parts")
+
+
+def _read_delimited(file: Path) -> pa.Table:
+    ragged: list[csv.InvalidRow] = []
+
+    def note(row: csv.InvalidRow) -> str:
+        ragged.append(row)
+        return "skip"
+
+    table = csv.read_csv(
+        file,
+        # One thread, so that rows are numbered (the header is 1). pyarrow's own message quotes the row.
+        csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
+        csv.ParseOptions(
+            delimiter="\t" if file.suffix == ".tsv" else ",", newlines_in_values=True, invalid_row_handler=note
+        ),
+    )
+    if ragged:
+        row = ragged[0]
+        raise pa.ArrowInvalid(
+            f"row {row.number - 2} has {row.actual_columns} fields instead of {row.expected_columns}"
+        )
+    return table
+
+
+def _read_json(file: Path) -> pa.Table:
+    """Read JSON lines, or a JSON array of records."""
+    with file.open("rb") as stream:
+        is_array = stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    if is_array:
+        return _table_of(standard_json.loads(file.read_text(encoding="utf-8-sig")))
+    return json.read_json(file, json.ReadOptions(block_size=_one_block(file)))
+
+
+def _table_of(records: list[Any]) -> pa.Table:
+    if not all(isinstance(record, dict) for record in records):
+        raise ValueError("a JSON array of something else than records")
+    try:
+        return pa.Table.from_pylist(records)
+    except (pa.ArrowException, TypeError, OverflowError):  # whose message would quote a value
+        raise ValueError("a column has values of different types") from None
+
+
+def _one_block(file: Path) -> int:
+    """Return a block size for the whole file. pyarrow's default of 1 MiB is too small for long texts."""
+    return min(file.stat().st_size + 1, 2**30)
+
+
+_READERS = {
+    # `read_table` would turn folders named name=value into columns.
+    ".parquet": lambda file: parquet.ParquetFile(file).read(),
+    ".csv": _read_delimited,
+    ".tsv": _read_delimited,
+    ".jsonl": _read_json,
+    ".json": _read_json,
+}
