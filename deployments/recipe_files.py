@@ -9,6 +9,9 @@ from pathlib import Path
 from gradmm.errors import InputError
 
 FOLDER = Path(__file__).parent
+#: The model of a new recipe: the paper's.
+DEFAULT_MODEL = "microsoft/phi-1_5"
+
 RECIPES, PRESETS, ABLATIONS = FOLDER / "recipes", FOLDER / "presets", FOLDER / "ablations"
 
 

@@ -31,9 +31,9 @@ from gradmm.tasks.label_filter import label_filter as label_filter_stage
 from gradmm.tasks.labelling import labelling as labelling_stage
 from gradmm.tasks.loss_selection import loss_selection as loss_selection_stage
 from gradmm.tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
+from gradmm.tasks.runtime.input_checks import check_kept, check_records, model_check
 from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
-from gradmm.tasks.runtime.later_stages import check_kept, check_later_stages, check_records
-from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, privacy_budget
+from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, has_releases, privacy_budget
 from gradmm.tasks.runtime.stage_task import RunContext
 from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
 from gradmm.tasks.target_space import target_space as target_space_stage
@@ -97,7 +97,7 @@ class TargetContext:
 def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | None = None) -> TargetContext:
     """Compute the target. In a private run, audit the mechanism and charge the release to the ledger.
 
-    No earlier stage reads private data.
+    No earlier stage computes anything from private data.
 
     Args:
         drawn: number of random train rows to use instead of all, and the seed that draws them. Not allowed in a
@@ -106,9 +106,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     context, plan = runs.context, runs.plan
     model = model_fingerprint(recipe.model)
     prompt_template = prompt_template_of(recipe)
-    space = public_space(runs, recipe, model, prompt_template)
     public_inputs = {
-        "space": space,
         "model": model,
         "prompt_template": prompt_template,
         "settings": plan.target,
@@ -117,9 +115,17 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     }
     if recipe.privacy.unit_column is not None:  # a new input would change the keys of all other targets
         public_inputs["rows_per_unit"] = recipe.privacy.rows_per_unit
+    # The target space takes long, so the model and the data are checked before. But if there are releases already,
+    # only the space shows whether this is another one. Then it comes first, so that a release which exceeds the
+    # budget is refused without reading the data.
+    space_first = plan.charged and has_releases(context)
+    unseen = _uses_space(plan) and runs.found(target_space_stage, **space_inputs(runs, recipe, model)) is None
+    if unseen:
+        model_check(context, recipe, model, prompt_template)
+    space = public_space(runs, recipe, model) if space_first else None
     if plan.charged:
-        if privacy_budget(context, public_inputs):
-            check_later_stages(context, recipe, model, prompt_template)
+        if privacy_budget(context, public_inputs | {"space": space}) and not unseen:
+            model_check(context, recipe, model, prompt_template)
         runs.run(
             mechanism_audit_stage,
             mechanism=plan.mechanism,
@@ -132,10 +138,12 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     if drawn:
         assert plan.mechanism is None
         data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
+    check_records(data)
     if plan.charged:
-        check_records(data)
         count_records(context, data.train)
-    target = runs.run(target_gradient_stage, train=data.train, **public_inputs)
+    if not space_first:
+        space = public_space(runs, recipe, model)
+    target = runs.run(target_gradient_stage, train=data.train, space=space, **public_inputs)
     if plan.charged:
         check_charged(context, target)
     return TargetContext(model, prompt_template, plan, space, data, target)
@@ -252,24 +260,31 @@ def labelled_texts(
     )
 
 
-def public_space(
-    runs: StageRuns, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
-) -> StageArtifact | None:
+def space_inputs(runs: StageRuns, recipe: Recipe, model: ModelReference) -> dict[str, Any]:
+    """Return the inputs of the stage `target_space`."""
+    return {
+        "model": model,
+        "prompt_template": prompt_template_of(recipe),
+        "instructions": instructions_of(recipe),
+        "settings": runs.plan.target,
+        "clipping_norm": runs.plan.norms.gradient,
+    }
+
+
+def _uses_space(plan: ReleasePlan) -> bool:
+    """Return whether a run computes a target space: for its target, or to predict its noise."""
+    return plan.target.uses_public_text or plan.mechanism is not None
+
+
+def public_space(runs: StageRuns, recipe: Recipe, model: ModelReference) -> StageArtifact | None:
     """Compute the target space from public text, or return None if the target does not use one.
 
     In a private run, log the expected cosines of the target, which need the space's figures.
     """
     plan = runs.plan
-    if not (plan.target.uses_public_text or plan.mechanism):
+    if not _uses_space(plan):
         return None
-    space = runs.run(
-        target_space_stage,
-        model=model,
-        prompt_template=prompt_template,
-        instructions=instructions_of(recipe),
-        settings=plan.target,
-        clipping_norm=plan.norms.gradient,
-    )
+    space = runs.run(target_space_stage, **space_inputs(runs, recipe, model))
     if plan.target.probe_share < recipe.target_gradient.probe_share:
         logger.info("%s", TOO_NOISY_FOR_A_PROBE)
     if plan.target.token_share < recipe.target_gradient.token_share:

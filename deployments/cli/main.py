@@ -27,7 +27,7 @@ from gradmm.deployments.cli.options import (
 )
 from gradmm.deployments.cli.study_commands import studies
 from gradmm.deployments.cli.terminal import Terminal, print_json
-from gradmm.deployments.recipe_files import preset_description, preset_names, recipe_names
+from gradmm.deployments.recipe_files import DEFAULT_MODEL, preset_description, preset_names, recipe_names
 from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
 from gradmm.flows.runtime.stopping import stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
@@ -177,6 +177,42 @@ def run(
         print(root / "runs" / record.run_id)
     else:
         print_summary(record, Root(path=root))
+
+
+@app.command(group=RUNNING)
+def init(
+    data: str,
+    /,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    model: str = DEFAULT_MODEL,
+    out: Path | None = None,
+) -> None:
+    """Write a recipe for your own data, from their columns, label values and size. Copies no text.
+
+    Args:
+        data: A CSV, TSV, JSON or Parquet file, a folder of them, or a folder saved by `datasets`.
+        text: Column of the texts. Default: the one that looks like it.
+        label: Column of the labels. Default: the one that looks like it.
+        model: Causal language model: a local folder or a hub id.
+        out: File to write. Default: the data's name with .yaml, in this folder.
+    """
+    from gradmm.deployments.cli.init import init
+
+    init(data, text, label, model, out)
+
+
+@app.command(group=RUNNING)
+def check(recipe: RecipeName, /, *, changes: Changes = Changes(), root: Root = DEFAULT_ROOT) -> None:
+    """Read a recipe's data and load its model, compute nothing, and list all problems."""
+    from gradmm.deployments.serving.local_run import configure_prefect
+
+    loaded = changes.load(recipe)
+    configure_prefect(verbose=False)
+    from gradmm.deployments.cli.check import check
+
+    check(loaded, root)
 
 
 @app.command(group=RUNNING)

@@ -16,7 +16,7 @@ def local_run(root: Location, verbose: bool) -> Iterator[Callable[[], None]]:
     from gradmm.storage.artifacts import Root
 
     Root(path=root).prepare()  # first: Prefect takes seconds to start
-    _configure_prefect(verbose)
+    configure_prefect(verbose)
 
     from gradmm.deployments.serving.prefect_server import server_of_one_run
 
@@ -44,7 +44,7 @@ def progress_on_stderr(quiet: bool = False) -> Iterator[None]:
         log.removeHandler(handler)
 
 
-def _configure_prefect(verbose: bool) -> None:
+def configure_prefect(verbose: bool) -> None:
     """Set Prefect's log level and startup patience. Prefect reads them on its first import."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")

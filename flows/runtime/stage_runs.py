@@ -57,6 +57,10 @@ class StageRuns:
         self._record(result, started, peak)
         return result.artifact
 
+    def found(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact | None:
+        """Return the output of an earlier run of a stage with these inputs; None if there is none."""
+        return self.context.root.find_stage(stage.name, self.context.for_stage(stage.name, inputs).key)
+
     def run_sharded(
         self,
         shard: Task[..., StageArtifact],

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import Settings
-from gradmm.errors import InputError
+from gradmm.errors import InputError, InputErrors
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ def validate_recipe(values: Mapping[Any, Any], where: str) -> Recipe:
     """Validate plain values as a `Recipe`.
 
     Raises:
-        InputError: one line about the first problem.
+        InputError: with all problems.
     """
     try:
         return Recipe.model_validate(values)
@@ -164,22 +164,40 @@ def _index(node: list[Any], key: str, name: str) -> int:
 
 
 def _input_error(problems: list[ErrorDetails], where: str) -> InputError:
-    # Unknown names first: a misspelt block is also reported as missing.
-    problems = sorted(problems, key=lambda p: p["type"] != "extra_forbidden")
-    first, more = problems[0], f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
+    """Return one error for each setting that is wrong, without those that follow from another."""
+    unknown = {problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"}
+    misspelt = {_nearest_setting(_dotted(loc)) for loc in unknown}
+    errors: dict[str, InputError] = {}
+    for problem in sorted(problems, key=lambda p: p["loc"] not in unknown):
+        loc = problem["loc"]
+        within = any(other["loc"][: len(loc)] == loc != other["loc"] for other in problems)
+        if within or (problem["type"] == "missing" and _dotted(loc) in misspelt):
+            continue
+        name = _dotted(loc) if loc in unknown else _setting(loc)
+        errors.setdefault(name, _in_a_line(problem, name, where))
+    return next(iter(errors.values())) if len(errors) == 1 else InputErrors([*errors.values()])
+
+
+def _in_a_line(problem: ErrorDetails, name: str, where: str) -> InputError:
+    if problem["type"] == "extra_forbidden":
         near = _nearest_setting(name)
         fix = f"did you mean {near!r}?" if near else "see `gradmm recipes --show NAME` for the names"
-        return InputError(f"unknown setting {name!r}{more}", where, fix)
+        return InputError(f"unknown setting {name!r}", where, fix)
     if not name:
-        name, _, problem = first["msg"].removeprefix("Value error, ").partition(": ")
-        return InputError(f"{name}: {problem}{more}", where, "change the recipe or override it")
-    # For a union, pydantic appends the alternative it tried: `text_tokens.constrained-int`.
-    name = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
-    given = "" if first["type"] == "missing" else f", not {reprlib.repr(first['input'])}"
-    problem = first["msg"][0].lower() + first["msg"][1:]
-    return InputError(f"{name}: {problem}{given}{more}", where, "correct it")
+        name, _, what = problem["msg"].removeprefix("Value error, ").partition(": ")
+        return InputError(f"{name}: {what}", where, "change the recipe or override it")
+    given = "" if problem["type"] == "missing" else f", not {reprlib.repr(problem['input'])}"
+    what = problem["msg"][0].lower() + problem["msg"][1:]
+    return InputError(f"{name}: {what}{given}", where, "correct it")
+
+
+def _dotted(loc: Iterable[int | str]) -> str:
+    return ".".join(map(str, loc))
+
+
+def _setting(loc: Iterable[int | str]) -> str:
+    """Name a setting. For a union, pydantic appends the alternative it tried: `text_tokens.constrained-int`."""
+    return _dotted(part for part in loc if isinstance(part, int) or part.isidentifier())
 
 
 def _nearest_setting(name: str) -> str | None:

@@ -53,25 +53,28 @@ def usable_rows(
     """
     if table.num_rows == 0:
         raise InputError("contains no rows", where, "add rows, or choose another split")
-    texts, own_labels, units = together(
-        lambda: _texts(table, settings.text_column or _default_text_column(table.column_names, where), where),
-        lambda: _labels(table, settings, where),
+    texts, (own_labels, known), units = together(
+        # A row of another label may be empty if it is dropped, so labels decide on empty texts then.
+        lambda: _texts(table, settings, where, may_be_empty=drops_empty or settings.drop_other_labels),
+        lambda: _known_labels(table, settings, labels, where),
         lambda: None if unit_column is None else _units(table, unit_column, where),
     )
-    rows = Rows(texts, own_labels, units)
-    known = np.isin(rows.labels, labels)
-    empty = known & (rows.texts == "")
-    together(
-        lambda: _refuse_unknown(rows.labels, known, settings, where),
-        lambda: None if drops_empty else _refuse_empty(empty, where),
-    )
-    return rows[known & ~empty]
+    empty = known & (texts == "")
+    if not drops_empty:
+        _refuse_empty(empty, where)
+    return Rows(texts, own_labels, units)[known & ~empty]
 
 
-def _refuse_unknown(labels: np.ndarray, known: np.ndarray, settings: DataSettings, where: str) -> None:
+def _known_labels(
+    table: pa.Table, settings: DataSettings, labels: Sequence[int], where: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read labels; return them and a mask of those of a class."""
+    own = _labels(table, settings, where)
+    known = np.isin(own, labels)
     if not known.all() and not settings.drop_other_labels:
-        what = f"has the label {labels[known.argmin()]}, which belongs to no class"
+        what = f"has the label {own[known.argmin()]}, which belongs to no class"
         raise InputError(_of_rows(~known, what), where, "add a class, or set data.drop_other_labels=true")
+    return own, known
 
 
 def _refuse_empty(empty: np.ndarray, where: str) -> None:
@@ -94,30 +97,35 @@ def _default_text_column(names: Sequence[str], where: str) -> str:
     candidates = {"text", "sentence"}.intersection(names)
     if len(candidates) != 1:
         raise InputError(
-            f"{'both' if candidates else 'neither'} of 'text' and 'sentence' found among {_columns(names)}",
+            f"{'both' if candidates else 'neither'} of 'text' and 'sentence' found among {listed_columns(names)}",
             where,
             "set data.text_column",
         )
     return candidates.pop()
 
 
-def _texts(table: pa.Table, name: str, where: str) -> np.ndarray:
-    column = _column(table, name, "data.text_column", where)
+def _texts(table: pa.Table, settings: DataSettings, where: str, may_be_empty: bool) -> np.ndarray:
+    """Read texts, without whitespace around them."""
+    name = settings.text_column or _default_text_column(table.column_names, where)
+    column = column_of(table, name, "data.text_column", where)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise InputError(
-            f"the column {name!r} holds {_kind(column.type)}, not text", where, "set data.text_column"
+            f"the column {name!r} holds {kind_of(column.type)}, not text", where, "set data.text_column"
         )
     if column.null_count:
         raise InputError(_of_rows(column.is_null().to_numpy(), "has no text"), where, "remove the row")
-    return column.to_pandas().str.strip().to_numpy(dtype=object)
+    texts = column.to_pandas().str.strip().to_numpy(dtype=object)
+    if not may_be_empty:
+        _refuse_empty(texts == "", where)
+    return texts
 
 
 def _labels(table: pa.Table, settings: DataSettings, where: str) -> np.ndarray:
     """Convert a column to labels: the places of its values in `data.label_names`, or else its integers."""
     name = settings.label_column
-    column = _column(table, name, "data.label_column", where)
-    if not any(is_type(column.type) for is_type in _LABEL_TYPES):
-        problem = f"the column {name!r} holds {_kind(column.type)}, neither integers nor text"
+    column = column_of(table, name, "data.label_column", where)
+    if not any(is_type(column.type) for is_type in LABEL_TYPES):
+        problem = f"the column {name!r} holds {kind_of(column.type)}, neither integers nor text"
         raise InputError(problem, where, "set data.label_column")
     if column.null_count:
         what = _of_rows(column.is_null().to_numpy(), "has no label")
@@ -158,9 +166,9 @@ def label_values(column: pa.ChunkedArray) -> np.ndarray:
 
 def _units(table: pa.Table, name: str, where: str) -> np.ndarray:
     """Read the names of units, integers or text, as text."""
-    column = _column(table, name, "privacy.unit_column", where)
+    column = column_of(table, name, "privacy.unit_column", where)
     if not any(is_type(column.type) for is_type in _UNIT_TYPES):
-        problem = f"the column {name!r} holds {_kind(column.type)}, neither integers nor text"
+        problem = f"the column {name!r} holds {kind_of(column.type)}, neither integers nor text"
         raise InputError(problem, where, "set privacy.unit_column")
     if column.null_count:
         what = _of_rows(column.is_null().to_numpy(), "has no unit")
@@ -170,7 +178,7 @@ def _units(table: pa.Table, name: str, where: str) -> np.ndarray:
 
 _UNIT_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
 
-_LABEL_TYPES = (
+LABEL_TYPES = (
     pa.types.is_integer,
     pa.types.is_boolean,
     pa.types.is_floating,
@@ -180,10 +188,10 @@ _LABEL_TYPES = (
 )
 
 
-def _column(table: pa.Table, name: str, setting: str, where: str) -> pa.ChunkedArray:
+def column_of(table: pa.Table, name: str, setting: str, where: str) -> pa.ChunkedArray:
     count = table.column_names.count(name)
     if count == 0:
-        problem = f"no column {name!r} among {_columns(table.column_names)}"
+        problem = f"no column {name!r} among {listed_columns(table.column_names)}"
         raise InputError(problem, where, f"set {setting}")
     if count > 1:
         raise InputError(f"{count} columns are called {name!r}", where, "rename all but one")
@@ -191,7 +199,7 @@ def _column(table: pa.Table, name: str, setting: str, where: str) -> pa.ChunkedA
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def _columns(names: Sequence[str]) -> str:
+def listed_columns(names: Sequence[str]) -> str:
     """List the columns for an error, unless they may be values: the first record of a file without header."""
     if all(name.isidentifier() and len(name) <= _MAX_NAME_LENGTH for name in names):
         return f"the columns {', '.join(map(repr, names))}"
@@ -201,6 +209,6 @@ def _columns(names: Sequence[str]) -> str:
 _MAX_NAME_LENGTH = 40
 
 
-def _kind(kind: pa.DataType) -> str:
+def kind_of(kind: pa.DataType) -> str:
     """Describe a type without field names, which may come from a record."""
     return re.sub(r"\bstruct<.*>", "struct", str(kind), flags=re.DOTALL)

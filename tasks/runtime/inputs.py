@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from prefect import task
@@ -53,11 +53,12 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
 def dataset_fingerprint(context: RunContext) -> DataReference:
     """Read the data again and return the digests of its splits."""
     _splits.cache_clear()
-    splits = redact_errors(
-        lambda: _splits(context.data, context.labels, context.seed, context.unit_column),  # pyright: ignore[reportArgumentType]
-        "dataset_fingerprint",
-        context.root.errors,
-    )
+    return redact_errors(partial(refer_to_data, context), "dataset_fingerprint", context.root.errors)
+
+
+def refer_to_data(context: RunContext) -> DataReference:
+    """Read the data; return the digests of its splits."""
+    splits = _splits(context.data, context.labels, context.seed, context.unit_column)  # pyright: ignore[reportArgumentType]
     return DataReference(
         train=_reference("train", splits.train),
         validation=_reference("validation", splits.validation),

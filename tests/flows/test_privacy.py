@@ -119,7 +119,7 @@ def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
 ) -> None:
     recipe = private_recipe()
     first = run(recipe, tmp_path)
-    assert first.stages[0].stage == "target_space"
+    assert [stage.stage for stage in first.stages[:2]] == ["mechanism_audit", "target_space"]
     (entry,) = releases(recipe, tmp_path)
     assert entry.sha256 == first.stage("target_gradient").sha256
     assert entry.release.epsilon == 4.0
@@ -690,7 +690,7 @@ def test_private_records_reach_the_stages_that_are_named_here_and_no_others(
     assert list(dict.fromkeys(readers)) == ["dataset_fingerprint", "count_records", *READ_PRIVATE_DATA]
 
 
-def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(
+def test_a_private_run_is_told_what_to_expect_before_it_is_charged(
     private_recipe: Callable[..., Recipe],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -699,16 +699,28 @@ def test_a_private_run_is_told_what_to_expect_before_its_data_are_read(
     class Stop(BaseException):
         pass
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(gradmm.tasks.runtime.inputs, "load_splits", stop)
+    monkeypatch.setattr(Ledger, "charge", stop)
     with pytest.raises(Stop), caplog.at_level("INFO", logger="gradmm"):
         run_first(private_recipe({"epsilon": 0.05, "declared_records": 20}), tmp_path)
     lines = [record.getMessage() for record in caplog.records]
     expected = [line for line in lines if line.startswith("expected cosine of noisy and clean target, ")]
     assert len(expected) == 2
     assert any(line.startswith("WARNING: most of this target will be noise") for line in lines)
+
+
+def test_what_is_wrong_with_the_data_is_said_before_anything_is_computed(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradmm.target import target_space
+
+    monkeypatch.setattr(target_space, "public_texts", lambda *_: pytest.fail("public texts were written"))
+    recipe = private_recipe(data={"path": str(tmp_path / "nowhere")})
+    for each in (recipe, private_recipe({"epsilon": None}, data={"path": str(tmp_path / "nowhere")})):
+        with pytest.raises(InputError, match="cannot be listed"):
+            run_first(each, tmp_path / "root")
 
 
 def test_figures_of_private_data_are_in_the_private_part_only(

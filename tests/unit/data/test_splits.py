@@ -228,8 +228,10 @@ def test_one_split_in_any_form_gives_three(tmp_path: Path, save: Callable[[pd.Da
 
 
 def test_the_splits_of_a_saved_data_set_are_read_by_name(tmp_path: Path) -> None:
-    parts = {split: datasets.Dataset.from_dict({"text": [f"{split} {i}" for i in range(4)], "label": [0, 1, 0, 1]})
-             for split in ("train", "validation", "test")}  # fmt: skip
+    parts: Any = {
+        split: datasets.Dataset.from_dict({"text": [f"{split} {i}" for i in range(4)], "label": [0, 1, 0, 1]})
+        for split in ("train", "validation", "test")
+    }
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
     assert load(tmp_path / "saved").test.texts == tuple(f"test {i}" for i in range(4))
     assert "no split 'dev' among 'train', 'validation', 'test'" in refusal(tmp_path / "saved", test_split="dev")
@@ -285,8 +287,8 @@ def test_all_problems_are_said_together(folder: Path) -> None:
     assert len(lines) == 5
     assert "train.parquet: row 1 has no text (and 1 more rows)" in lines[0]
     assert "train.parquet: row 2 has a label that is not an integer" in lines[1]
-    assert "validation.parquet: row 2 has the label 7, which belongs to no class" in lines[2]
-    assert "validation.parquet: row 1 has an empty text" in lines[3]
+    assert "validation.parquet: row 1 has an empty text" in lines[2]
+    assert "validation.parquet: row 2 has the label 7, which belongs to no class" in lines[3]
     assert "test.parquet: cannot be read (Parquet file size is 0 bytes)" in lines[4]
 
 

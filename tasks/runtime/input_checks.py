@@ -1,15 +1,17 @@
 """Stop a run that cannot be finished.
 
-Everything that later stages would refuse is checked before a release is charged, if it can be known by then. The
-texts that a filter keeps cannot: they are checked after each filter.
+Everything that later stages would refuse is checked before anything is computed or charged, if it can be known by
+then. The texts that a filter keeps cannot: they are checked after each filter.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from prefect import task
 
 from gradmm.config.recipe import Recipe
-from gradmm.errors import InputError
+from gradmm.errors import InputError, together
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
@@ -17,14 +19,16 @@ from gradmm.tasks.runtime.inputs import DataReference, read_model
 from gradmm.tasks.runtime.stage_task import RunContext
 
 
-@task(name="later_stages", persist_result=False, result_serializer="json")
-def check_later_stages(
+def check_model(
     context: RunContext, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
-) -> None:
-    """Check that the model has room and words for generation, and room for the label filter's exemplars.
+) -> int:
+    """Check that the model can be loaded, and has room and words for generation and for the filter's exemplars.
+
+    Returns:
+        The number of the model's parameters.
 
     Raises:
-        InputError: for a setting that one of these stages would refuse.
+        InputError: with all settings that a later stage would refuse.
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.filters.label_filter import exemplar_context
@@ -32,11 +36,24 @@ def check_later_stages(
 
     language_model, template = read_model(context, model, prompt_template)
     tokens = recipe.generation.text_tokens
-    assert isinstance(tokens, int)  # the recipe's validation refuses "auto" in a private run
-    for category in recipe.classes:
-        check_generation(language_model, category.instruction, tokens, recipe.generation)
+    longest = recipe.template.max_text_tokens if tokens == "auto" else tokens
+    together(
+        *(
+            partial(check_generation, language_model, category.instruction, longest, recipe.generation)
+            for category in recipe.classes
+        )
+    )
     if recipe.label_filter.enabled:
-        exemplar_context(language_model, prompt_template, template, recipe.label_filter, tokens)
+        exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)
+    return sum(weights.numel() for weights in language_model.model.parameters())
+
+
+@task(name="model_check", persist_result=False, result_serializer="json")
+def model_check(
+    context: RunContext, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    """Do as `check_model`."""
+    check_model(context, recipe, model, prompt_template)
 
 
 def check_records(data: DataReference) -> None:

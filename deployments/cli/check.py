@@ -1,0 +1,62 @@
+"""The command `gradmm check`: all problems of a recipe, its data and its model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gradmm.config.recipe import Recipe
+from gradmm.errors import BudgetExhausted, printable, together
+from gradmm.flows.pipeline import prompt_template_of, stage_runs
+from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.privacy.ledger import Ledger, budget_of, release_of
+from gradmm.privacy.release_plan import release_plan
+from gradmm.storage.artifacts import Root
+from gradmm.storage.location import Location
+from gradmm.storage.redaction import redact_errors
+from gradmm.tasks.runtime.input_checks import check_model, check_records
+from gradmm.tasks.runtime.inputs import DataReference, demo_material, read_split, refer_to_data
+
+
+def check(requested: Recipe, root_path: Location) -> None:
+    """Read a recipe's data and load its model, and print what a run would find.
+
+    Raises:
+        InputError: with all problems of the data and of the model.
+    """
+    root = Root(path=root_path.resolve())
+    root.prepare()
+    recipe = demo_material.fn(requested, root)
+    context = stage_runs(requested, recipe, root).context
+
+    def data() -> DataReference:
+        found = redact_errors(lambda: refer_to_data(context), "check", root.errors)
+        check_records(found)
+        return found
+
+    def model() -> tuple[ModelReference, int]:
+        reference = resolve_model(recipe.model)
+        return reference, check_model(context, recipe, reference, prompt_template_of(recipe))
+
+    found, (reference, parameters) = together(data, model)
+    for reference_of_split in (found.train, found.validation, found.test):
+        counts = Counter(read_split(context, reference_of_split).labels)
+        of_classes = ", ".join(f"{printable(c.name)} {counts[c.label]:,}" for c in recipe.classes)
+        print(f"{reference_of_split.split:12} {reference_of_split.rows:,} rows: {of_classes}")
+    print(
+        f"{'model':12} {printable(reference.name)}, {parameters / 1e6:,.1f} million parameters, {reference.dtype}"
+    )
+    print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
+
+
+def _guarantee(recipe: Recipe, ledger: Ledger) -> str:
+    """Say what a run guarantees and whether the ledger allows it."""
+    plan = release_plan(recipe)
+    if plan.mechanism is None:
+        return "none (privacy.epsilon is null): the texts may repeat the data"
+    text = f"epsilon {plan.mechanism.epsilon:g}, delta {plan.mechanism.delta:.3g}"
+    planned = release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
+    try:
+        ledger.check(planned, ledger.budget() or budget_of(recipe.privacy, plan.mechanism))
+    except BudgetExhausted as error:
+        return f"{text}; a new release is refused ({error})"
+    return f"{text}; the budget allows it"

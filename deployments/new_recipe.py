@@ -1,0 +1,71 @@
+"""Writing a recipe for a user's own data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jinja2
+import yaml
+
+from gradmm.config.loading import validate_recipe
+from gradmm.data.shape import DataShape
+
+TEMPLATE = Path(__file__).parent / "new_recipe.yaml.jinja"
+
+#: Below this number of rows a run is made short: there is less to teach.
+FEW_ROWS = 3000
+
+#: Tokens to write, for texts of typically so many words.
+TOKENS_OF_WORDS = {8: 16, 16: 25, 32: 50, 64: 100, 128: 128}
+
+
+def recipe_text(shape: DataShape, model: str, first_token: Callable[[str], int] | None = None) -> str:
+    """Write a recipe, with comments on what to edit.
+
+    Args:
+        first_token: of the model's tokenizer; None if the model is not at hand. Verbalisers have to differ in it.
+    """
+    few = shape.rows < FEW_ROWS
+    labels, names = list(shape.class_names), list(shape.class_names.values())
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+    )
+    environment.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        shape=shape,
+        name=recipe_name(shape.path),
+        model=model,
+        classes=[*zip(labels, names, verbalisers(names, first_token), strict=True)],
+        held_out=max(1, min(1000, shape.rows // 5)),
+        text_tokens=TOKENS_OF_WORDS[shape.words],
+        per_class=max(50, min(1000, shape.rows // len(names))) if few else 1000,
+        few=few,
+    )
+    validate_recipe(yaml.safe_load(text), where="the new recipe")
+    return text
+
+
+def recipe_name(path: str) -> str:
+    """Make a recipe's name from the name of a data file or folder."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", Path(path).resolve().stem.lower()).strip("-_")
+    return name[:100] or "data"
+
+
+def verbalisers(names: Sequence[str], first_token: Callable[[str], int] | None) -> list[str]:
+    """Choose a word for each class that differs from the others in its first token.
+
+    It is the class's name; or, if the names begin alike, the first words in which they differ; or a letter.
+    """
+    words = [re.sub(r"[\W_]+", " ", name).strip() for name in names]
+    words = [word.lower() if word.isascii() else word for word in words]
+    letters = [chr(ord("A") + number) for number in range(len(names))]
+    later_words = zip(*(word.split()[1:] for word in words), strict=False)
+    choices = [words, *later_words, letters]
+    key = first_token or (lambda word: hash(word.split()[0]))
+    for choice in choices:
+        if all(choice) and len({key(f" {word}") for word in choice}) == len(choice):
+            return [f" {word}" for word in choice]
+    return [f" {letter}" for letter in letters]

@@ -1,0 +1,192 @@
+"""The shape of a data set: its splits, columns and label values, and rounded sizes. Quotes no text.
+
+A new recipe is written from it. This has no privacy guarantee: what a recipe says of the data is as public as the
+release made with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gradmm.config.settings import DataSettings
+from gradmm.data.columns import LABEL_TYPES, column_of, kind_of, label_values, listed_columns
+from gradmm.data.sources import has_split, is_one_split, sources_of
+from gradmm.errors import InputError
+
+#: A label column has at most so many values; more are probably not classes.
+MAX_CLASSES = 50
+
+#: Names that columns of texts and of labels often have, likeliest first.
+TEXT_NAMES = ("text", "sentence", "review", "content", "message", "body", "comment", "tweet", "document")
+LABEL_NAMES = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "sentiment",
+    "stars",
+    "rating",
+    "target",
+    "emotion",
+    "topic",
+)
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+
+#: Lengths of texts in words to which the typical length is rounded up.
+LENGTHS = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """What a recipe says of a data set.
+
+    Attributes:
+        splits: name of the train, validation and test split; None where there is none.
+        label_names: values of the label column, if these are not integers from 0 on.
+        class_names: a name for each label.
+        rows: of train, rounded to two digits.
+        words: of a typical text, rounded up to one of `LENGTHS`.
+    """
+
+    path: str
+    splits: dict[str, str | None]
+    text_column: str
+    label_column: str
+    label_names: tuple[str, ...] | None
+    class_names: dict[int, str]
+    rows: int
+    words: int
+
+
+def shape_of(path: str, text_column: str | None, label_column: str | None) -> DataShape:
+    """Read a data set's shape from its train split.
+
+    Args:
+        text_column: default: the column with a usual name, or the only column of text.
+        label_column: default: the column with a usual name, or the only other column with few values.
+
+    Raises:
+        InputError: for data that cannot be read, and for columns that cannot be found or are not told apart.
+    """
+    splits = _splits(Path(os.path.expanduser(path)))
+    settings = DataSettings(path=path, train_split=splits["train"] or "train")
+    tables = [source.read() for source in sources_of(settings, settings.train_split)]
+    table = pa.concat_tables(tables, promote_options="permissive")
+    if table.num_rows == 0:
+        raise InputError("contains no rows", path, "add rows")
+    text = text_column or _column(table, TEXT_NAMES, _is_text, "text", path)
+    others = [name for name in table.column_names if name != text]
+    label = label_column or _column(table.select(others), LABEL_NAMES, _is_label, "label", path)
+    for option, name in (("text", text), ("label", label)):
+        column_of(table, name, f"--{option}", path)
+    names, classes = _classes(table, label, path)
+    words = pc.count_substring_regex(table[text].cast(pa.string()).drop_null(), r"\S+")  # pyright: ignore
+    return DataShape(
+        path=path,
+        splits=splits,
+        text_column=text,
+        label_column=label,
+        label_names=names,
+        class_names=classes,
+        rows=_two_digits(table.num_rows),
+        words=next((n for n in LENGTHS if n >= pc.approximate_median(words).as_py()), LENGTHS[-1]),  # pyright: ignore
+    )
+
+
+def _splits(path: Path) -> dict[str, str | None]:
+    if is_one_split(path):
+        return {"train": "train", "validation": None, "test": None}
+    splits = {
+        part: next((name for name in names if has_split(path, name)), None) for part, names in SPLIT_NAMES.items()
+    }
+    if splits["train"] is None:
+        what = "is neither a data file nor a folder with a file for the split train"
+        raise InputError(what, str(path), "give a .csv, .jsonl or .parquet file, or a folder of them")
+    return splits
+
+
+def _column(
+    table: pa.Table, usual: Sequence[str], fits: Callable[[pa.ChunkedArray], bool], option: str, where: str
+) -> str:
+    """Return the column with a usual name, or else the only one that fits."""
+    by_name = {name.lower(): name for name in reversed(table.column_names)}
+    for name in usual:
+        if name in by_name:
+            return by_name[name]
+    candidates = [name for name in table.column_names if table.column_names.count(name) == 1 and fits(table[name])]
+    if len(candidates) != 1:
+        among = listed_columns(candidates or table.column_names)
+        may_be = "may be any" if candidates else "seems to be none"
+        what = f"the {option} column cannot be told: it {may_be} of {among}"
+        raise InputError(what, where, f"name it with --{option}")
+    return candidates[0]
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    """Return whether most values differ and have several words."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return False
+    values = column.drop_null()
+    several = pc.sum(pc.match_substring_regex(values, r"\S\s+\S")).as_py() or 0  # pyright: ignore
+    return 2 * several > len(values) and 2 * pc.count_distinct(values).as_py() > len(values)  # pyright: ignore
+
+
+def _is_label(column: pa.ChunkedArray) -> bool:
+    """Return whether a column has few values, each several times."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(kind) or pa.types.is_temporal(kind) or pa.types.is_binary(kind):
+        return False
+    distinct = len(column.unique().drop_null())
+    return 2 <= distinct <= MAX_CLASSES and 2 * distinct <= len(column)
+
+
+def _classes(table: pa.Table, name: str, where: str) -> tuple[tuple[str, ...] | None, dict[int, str]]:
+    """Return the label column's values, unless they are labels already, and a name for each label."""
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if not any(is_kind(kind) for is_kind in (*LABEL_TYPES, pa.types.is_boolean)) or pa.types.is_null(kind):
+        raise InputError(
+            f"the column {name!r} holds {kind_of(kind)}, neither integers nor text",
+            where,
+            "name another with --label",
+        )
+    values = [value for value in np.unique(label_values(column.drop_null())) if value]
+    if not 2 <= len(values) <= MAX_CLASSES:
+        what = f"the column {name!r} has {len(values):,} values; a label column has 2 to {MAX_CLASSES}"
+        raise InputError(what, where, "name another with --label")
+    if pa.types.is_integer(kind) and all(value.isdecimal() for value in values):
+        labels, declared = sorted(map(int, values)), _declared_names(table, name)
+        return None, {label: declared[label] if label < len(declared) else str(label) for label in labels}
+    return tuple(values), dict(enumerate(values))
+
+
+def _declared_names(table: pa.Table, column: str) -> list[str]:
+    """Return the class names that `datasets` writes into a file's schema; empty if there are none."""
+    try:
+        features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _two_digits(count: int) -> int:
+    """Round to two significant digits."""
+    unit = 10 ** max(0, math.floor(math.log10(count)) - 1)
+    return round(count / unit) * unit

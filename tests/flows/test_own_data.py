@@ -1,0 +1,134 @@
+"""From a user's own data to a release in two commands, `gradmm init` and `gradmm run`, with no file edited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pytest
+import yaml
+
+from gradmm.lm.model_reference import ModelReference
+from tests.flows.conftest import BAD, GOOD
+from tests.flows.test_cli import gradmm
+
+REVIEWS = pd.DataFrame(
+    [
+        {"review": f"{text} {number}", "stars": stars}
+        for number in range(10)
+        for stars, texts in (("bad", BAD), ("good", GOOD))
+        for text in texts
+    ]
+)
+
+#: Small sizes, for time only.
+SMALL = (
+    "generation.per_class=6",
+    "generation.text_tokens=6",
+    "target_gradient.public_texts=20",
+    "word_tilt.iterations=1",
+    "word_tilt.texts=10",
+    "finetune_eval.steps=4",
+    "finetune_eval.seeds=[0]",
+    "mia_audit={runs: 2, threshold_records: 3, test_records: 3}",
+)
+
+
+def as_csv(folder: Path) -> Path:
+    REVIEWS.to_csv(folder / "reviews.csv", index=False)
+    return folder / "reviews.csv"
+
+
+def as_json_lines(folder: Path) -> Path:
+    REVIEWS.to_json(folder / "reviews.jsonl", orient="records", lines=True)
+    return folder / "reviews.jsonl"
+
+
+def as_saved_data_set(folder: Path) -> Path:
+    datasets.Dataset.from_pandas(REVIEWS).save_to_disk(str(folder / "reviews"))
+    return folder / "reviews"
+
+
+def as_on_the_hub(folder: Path) -> Path:
+    (folder / "reviews" / "data").mkdir(parents=True)
+    REVIEWS.to_parquet(folder / "reviews" / "data" / "train-00000-of-00001.parquet")
+    return folder / "reviews"
+
+
+@pytest.mark.parametrize("save", [as_csv, as_json_lines, as_saved_data_set, as_on_the_hub])
+def test_two_commands_make_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: ModelReference, save: Callable[[Path], Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = gradmm("init", save(tmp_path), "--model", tiny_model.name)
+    assert made.status == 0, made.err
+    assert "wrote reviews.yaml: 2 classes (bad, good), about 80 rows" in made.out
+
+    checked = gradmm("check", "reviews.yaml", "--root", "root")
+    assert checked.status == 0, checked.err
+    assert "train        48 rows: bad " in checked.out
+    assert "guarantee    none (privacy.epsilon is null)" in checked.out
+
+    small = [word for setting in SMALL for word in ("--set", setting)]
+    finished = gradmm("run", "reviews.yaml", "--root", "root", *small, "--json")
+    assert finished.status == 0, finished.err
+    release = Path("root") / "runs" / json.loads(finished.out)["run_id"] / "release"
+    rows = datasets.load_dataset(str(release.resolve()), cache_dir=str(tmp_path / "cache"))["train"]
+    assert rows.features["label"].names == ["bad", "good"]
+    assert len(rows) == 12
+
+
+def test_a_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reviews.yaml").write_text("mine")
+    assert "reviews.yaml: exists already; remove it" in gradmm("init", as_csv(tmp_path)).err
+    assert (tmp_path / "reviews.yaml").read_text() == "mine"
+    assert gradmm("init", as_csv(tmp_path), "--out", "other.yaml").status == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "verbalisers"),
+    [
+        (["Very good", "Very bad"], [" good", " bad"]),
+        (["spam", "spam"], None),
+        (["a_b", "a-b"], [" A", " B"]),
+        (["Sports", "World"], [" sports", " world"]),
+    ],
+)
+def test_verbalisers_differ_from_their_first_word_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], verbalisers: list[str] | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"a text with words {i}", "label": names[i % 2]} for i in range(40)]
+    pd.DataFrame(rows).to_csv("own.csv", index=False)
+    made = gradmm("init", "own.csv")
+    if verbalisers is None:
+        assert "the column 'label' has 1 values; a label column has 2 to 50; name another with --label" in made.err
+        return
+    recipe = yaml.safe_load(Path("own.yaml").read_text())
+    by_name = {each["name"]: each["verbaliser"] for each in recipe["classes"]}
+    assert [by_name[name] for name in sorted(names)] == [by_name[n] for n in sorted(names)]
+    assert set(by_name.values()) == set(verbalisers)
+
+
+def test_check_lists_the_problems_of_data_and_model_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_csv(tmp_path)
+    assert gradmm("init", "reviews.csv").status == 0
+    broken = REVIEWS.assign(stars=["so-so", *REVIEWS["stars"][1:]], review=[*REVIEWS["review"][:-1], None])
+    broken.to_csv("reviews.csv", index=False)
+    for command in ("check", "run"):
+        finished = gradmm(command, "reviews.yaml", "--root", "root", "--set", "model.name=./nowhere")
+        assert finished.status == 2
+    checked = gradmm("check", "reviews.yaml", "--root", "root", "--set", "model.name=./nowhere")
+    assert checked.status == 2
+    lines = [line for line in checked.err.splitlines() if line.startswith("gradmm: ")]
+    assert len(lines) == 3
+    assert "reviews.csv: row 79 has an empty text" in lines[0]
+    assert "reviews.csv: row 0 has a label that is not among data.label_names" in lines[1]
+    assert "model.name: no folder './nowhere'" in lines[2]

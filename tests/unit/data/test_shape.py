@@ -1,0 +1,145 @@
+"""What a new recipe takes from a data set, and that it takes no text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd
+import pytest
+
+from gradmm.data.shape import DataShape, shape_of
+from gradmm.errors import InputError
+
+REVIEWS = pd.DataFrame(
+    {
+        "id": range(120),
+        "review": [f"secret text number {i}, of six or more words" for i in range(120)],
+        "stars": ["bad", "so-so", "good"] * 40,
+    }
+)
+
+
+def write(frame: pd.DataFrame, file: Path) -> str:
+    if file.suffix == ".csv":
+        frame.to_csv(file, index=False)
+    elif file.suffix == ".jsonl":
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        frame.to_parquet(file)
+    return str(file)
+
+
+@pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.parquet"])
+def test_columns_classes_and_sizes_are_found(tmp_path: Path, name: str) -> None:
+    assert shape_of(write(REVIEWS, tmp_path / name), None, None) == DataShape(
+        path=str(tmp_path / name),
+        splits={"train": "train", "validation": None, "test": None},
+        text_column="review",
+        label_column="stars",
+        label_names=("bad", "good", "so-so"),
+        class_names={0: "bad", 1: "good", 2: "so-so"},
+        rows=120,
+        words=16,
+    )
+
+
+def test_no_text_is_part_of_the_shape(tmp_path: Path) -> None:
+    assert "secret" not in str(dataclasses.asdict(shape_of(write(REVIEWS, tmp_path / "r.csv"), None, None)))
+
+
+@pytest.mark.parametrize(("rows", "rounded"), [(7, 7), (99, 99), (120, 120), (1234, 1200), (98765, 99000)])
+def test_rows_are_rounded_to_two_digits(tmp_path: Path, rows: int, rounded: int) -> None:
+    frame = pd.DataFrame({"text": [f"row {i}" for i in range(rows)], "label": [i % 2 for i in range(rows)]})
+    assert shape_of(write(frame, tmp_path / "r.parquet"), None, None).rows == rounded
+
+
+def test_integers_from_zero_on_are_labels(tmp_path: Path) -> None:
+    frame = REVIEWS.assign(stars=[1, 3, 5] * 40)
+    shape = shape_of(write(frame, tmp_path / "r.csv"), "review", "stars")
+    assert shape.label_names is None
+    assert shape.class_names == {1: "1", 3: "3", 5: "5"}
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([-1, 1], ("-1", "1")),
+        ([True, False], ("false", "true")),
+        ([0.5, 1.0], ("0.5", "1")),
+        (["b ", "a"], ("a", "b")),
+    ],
+)
+def test_all_other_values_are_names_of_labels(tmp_path: Path, values: list, names: tuple[str, ...]) -> None:
+    shape = shape_of(write(REVIEWS.assign(stars=values * 60), tmp_path / "r.parquet"), None, "stars")
+    assert shape.label_names == names
+
+
+def test_class_names_that_a_data_set_declares_are_used(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = {"text": [f"text {i}" for i in range(10)], "label": [0, 1] * 5}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    dataset.to_parquet(str(tmp_path / "train.parquet"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    for path in (tmp_path, tmp_path / "train.parquet", tmp_path / "saved"):
+        shape = shape_of(str(path), None, None)
+        assert (shape.label_names, shape.class_names) == (None, {0: "no", 1: "yes"})
+
+
+def test_splits_are_found_by_their_usual_names(tmp_path: Path) -> None:
+    for split in ("train", "dev", "test"):
+        write(REVIEWS, tmp_path / f"{split}.parquet")
+    assert shape_of(str(tmp_path), None, None).splits == {"train": "train", "validation": "dev", "test": "test"}
+
+
+def two_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(answer=[f"another text {i} of several words" for i in range(120)], stars=[0, 1] * 60)
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "problem"),
+    [
+        (
+            lambda frame: frame.rename(columns={"review": "a"}).pipe(two_texts),
+            {},
+            "the text column cannot be told: it may be",
+        ),
+        (
+            lambda frame: frame.drop(columns="review"),
+            {},
+            "the text column cannot be told: it seems to be none of the",
+        ),
+        (lambda frame: frame.drop(columns="stars"), {}, "the label column cannot be told: it seems to be none of"),
+        (lambda frame: frame, {"text_column": "txt"}, "no column 'txt' among the columns 'id', 'review', 'stars'"),
+        (
+            lambda frame: frame,
+            {"label_column": "id"},
+            "the column 'id' has 120 values; a label column has 2 to 50",
+        ),
+        (
+            lambda frame: frame.assign(stars="good"),
+            {},
+            "the column 'stars' has 1 values; a label column has 2 to 50",
+        ),
+        (lambda frame: frame.assign(stars=None), {}, "the column 'stars' holds null, neither integers nor text"),
+        (lambda frame: frame[:0], {}, "contains no rows"),
+    ],
+)
+def test_data_without_texts_or_classes_are_refused(
+    tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], columns: dict[str, Any], problem: str
+) -> None:
+    path = write(change(REVIEWS), tmp_path / "r.parquet")
+    with pytest.raises(InputError) as caught:
+        shape_of(path, columns.get("text_column"), columns.get("label_column"))
+    assert problem in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_folder_without_train_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="neither a data file nor a folder with a file for the split train"):
+        shape_of(str(tmp_path), None, None)
