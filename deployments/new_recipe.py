@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from gradmm.config.loading import validate_recipe
 from gradmm.data.shape import DataShape
+from gradmm.lm.model_reference import unusable_model
 
 TEMPLATE = Path(__file__).parent / "new_recipe.yaml.jinja"
 
@@ -69,3 +71,21 @@ def verbalisers(names: Sequence[str], first_token: Callable[[str], int] | None) 
         if all(choice) and len({key(f" {word}") for word in choice}) == len(choice):
             return [f" {word}" for word in choice]
     return [f" {letter}" for letter in letters]
+
+
+def first_token_of(model: str) -> Callable[[str], int] | None:
+    """Return the first token of a word in a local model's tokenizer; None for a model on the hub.
+
+    Raises:
+        InputError: for a folder without a tokenizer.
+    """
+    folder = os.path.expanduser(model)
+    if not os.path.isdir(folder):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise unusable_model(model, error) from error
+    return lambda word: tokenizer(word, add_special_tokens=False)["input_ids"][0]

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradmm.config.loading import load_recipe
     from gradmm.config.recipe import Recipe
+    from gradmm.deployments.api import Distillation, distil
     from gradmm.errors import InputError
     from gradmm.lm.language_model import load_language_model
     from gradmm.outputs.record import RunRecord
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from gradmm.privacy.release_plan import ReleasePlan, release_plan
 
 __all__ = [
+    "Distillation",
     "GaussianMechanism",
     "Guarantee",
     "InputError",
@@ -52,12 +54,14 @@ __all__ = [
     "Recipe",
     "ReleasePlan",
     "RunRecord",
+    "distil",
     "load_language_model",
     "load_recipe",
     "release_plan",
 ]
 
 _MODULES = {
+    "Distillation": "gradmm.deployments.api",
     "GaussianMechanism": "gradmm.privacy.mechanism",
     "Guarantee": "gradmm.privacy.guarantee",
     "InputError": "gradmm.errors",
@@ -65,6 +69,7 @@ _MODULES = {
     "Recipe": "gradmm.config.recipe",
     "ReleasePlan": "gradmm.privacy.release_plan",
     "RunRecord": "gradmm.outputs.record",
+    "distil": "gradmm.deployments.api",
     "load_language_model": "gradmm.lm.language_model",
     "load_recipe": "gradmm.config.loading",
     "release_plan": "gradmm.privacy.release_plan",

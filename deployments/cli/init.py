@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 from gradmm.data.shape import shape_of
-from gradmm.deployments.new_recipe import recipe_name, recipe_text
+from gradmm.deployments.new_recipe import first_token_of, recipe_name, recipe_text
 from gradmm.errors import InputError, printable
-from gradmm.lm.model_reference import unusable_model
 
 
 def init(data: str, text_column: str | None, label_column: str | None, model: str, out: Path | None) -> None:
@@ -22,7 +19,7 @@ def init(data: str, text_column: str | None, label_column: str | None, model: st
     if file.exists():
         raise InputError("exists already", str(file), "remove it, or give another file with --out")
     shape = shape_of(data, text_column, label_column)
-    text = recipe_text(shape, model, _first_token(model))
+    text = recipe_text(shape, model, first_token_of(model))
     with file.open("x", encoding="utf-8") as stream:
         stream.write(text)
     names = ", ".join(map(printable, shape.class_names.values()))
@@ -31,17 +28,3 @@ def init(data: str, text_column: str | None, label_column: str | None, model: st
         "It has the data's column names, label values and rounded sizes, but no text. Edit the instructions, then"
     )
     print(f"  gradmm check {file}\n  gradmm run {file}")
-
-
-def _first_token(model: str) -> Callable[[str], int] | None:
-    """Return the first token of a word in a local model's tokenizer; None for a model on the hub."""
-    folder = os.path.expanduser(model)
-    if not os.path.isdir(folder):
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise unusable_model(model, error) from error
-    return lambda word: tokenizer(word, add_special_tokens=False)["input_ids"][0]

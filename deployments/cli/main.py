@@ -7,8 +7,7 @@ import os
 import select
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,6 +27,7 @@ from gradmm.deployments.cli.options import (
 from gradmm.deployments.cli.study_commands import studies
 from gradmm.deployments.cli.terminal import Terminal, print_json
 from gradmm.deployments.recipe_files import DEFAULT_MODEL, preset_description, preset_names, recipe_names
+from gradmm.deployments.serving.local_run import for_the_owner_only
 from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
 from gradmm.flows.runtime.stopping import stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Opt out of the usage reports that Prefect and the hub's library send otherwise.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     try:
-        with stopped_by_signals(), _for_the_owner_only():
+        with stopped_by_signals(), for_the_owner_only():
             command, bound, unparsed = app.parse_args(words)
             status = command(*bound.args, **bound.kwargs, **dict.fromkeys(unparsed, words))
             sys.stdout.flush()
@@ -94,16 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("gradmm: stopped; finished stages and shards are kept, the same command resumes", file=sys.stderr)
         return EXIT_INTERRUPTED
     return status or (EXIT_OK if words else EXIT_USAGE)
-
-
-@contextmanager
-def _for_the_owner_only() -> Iterator[None]:
-    """Let only the owner read new files, also those of the servers and workers started within."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _stdout_is_closed() -> bool:

@@ -11,6 +11,16 @@ from gradmm.storage.location import Location
 
 
 @contextmanager
+def for_the_owner_only() -> Iterator[None]:
+    """Let only the owner read new files, also those of the servers and workers started within."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
 def local_run(root: Location, verbose: bool) -> Iterator[Callable[[], None]]:
     """Start a Prefect server while the caller imports its flow. Yields a function that waits for the server."""
     from gradmm.storage.artifacts import Root

@@ -38,9 +38,18 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None =
         chosen = read_yaml(preset, dict)
         _check_preset(chosen, where=str(preset))
         values = merged_settings(values, chosen)
+    return recipe_of(values, overrides, where=str(path))
+
+
+def recipe_of(values: dict[str, Any], overrides: Iterable[str], where: str) -> Recipe:
+    """Apply overrides to plain values, and validate them.
+
+    Raises:
+        InputError: for an unknown key or an invalid value.
+    """
     for override in overrides:
         _apply_override(values, override)
-    return validate_recipe(values, where=str(path))
+    return validate_recipe(values, where)
 
 
 def read_yaml(path: Path, kind: type[T]) -> T:

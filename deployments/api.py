@@ -1,0 +1,134 @@
+"""The Python interface: distil a data frame, a data set or files in a script or a notebook."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import yaml
+
+from gradmm.config.loading import recipe_of
+from gradmm.data.shape import shape_of
+from gradmm.deployments.new_recipe import first_token_of, recipe_text
+from gradmm.deployments.serving.local_run import for_the_owner_only, local_run, progress_on_stderr
+from gradmm.errors import InputError
+from gradmm.outputs.record import RunRecord
+from gradmm.outputs.release import TRAIN_FILE
+from gradmm.privacy.guarantee import Guarantee
+from gradmm.storage.artifacts import Root, publish
+from gradmm.storage.location import Location, location, read_bytes
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A finished run.
+
+    Attributes:
+        folder: of the run, with its record, its report and its release.
+    """
+
+    record: RunRecord
+    folder: Location
+
+    @property
+    def texts(self) -> pd.DataFrame:
+        """The synthetic texts: `text`, `label` (the likeliest class) and `p_<class>` (its probability)."""
+        return pd.read_parquet(io.BytesIO(read_bytes(self.release / TRAIN_FILE)))
+
+    @property
+    def release(self) -> Location:
+        """The folder that may be published if there is a guarantee. `datasets.load_dataset` reads it."""
+        return self.folder / "release"
+
+    @property
+    def report(self) -> Location:
+        """The private report, an HTML file."""
+        return self.folder / "report.html"
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the release, composed with all earlier ones from the same data."""
+        return self.record.guarantee
+
+
+def distil(
+    data: pd.DataFrame | datasets.Dataset | str | Path,
+    *,
+    model: str,
+    epsilon: float | None,
+    text: str | None = None,
+    label: str | None = None,
+    name: str = "data",
+    root: str | Path = "gradmm-root",
+    instructions: Mapping[Any, str] | None = None,
+    settings: Iterable[str] = (),
+    quiet: bool = False,
+) -> Distillation:
+    """Distil labelled texts into synthetic ones: `gradmm init` and `gradmm run` in one call.
+
+    The root's caches and ledger are those of the command: a release is charged once, whoever repeats the call.
+
+    Args:
+        data: A frame or data set, or the path of a file or folder that `gradmm init` reads. A frame is written to
+            `<root>/frames`, where only you can read it.
+        model: Causal language model: a local folder or a hub id.
+        epsilon: Of the guarantee. None: no guarantee.
+        text: Column of the texts. Default: the one that looks like it.
+        label: Column of the labels. Default: the one that looks like it.
+        name: Of the recipe and, for a frame, of the ledger that counts the releases from it.
+        root: Folder, or URL in an object store, that holds stages, runs and ledgers.
+        instructions: For classes by name, what the model goes on from. Default: a plain sentence for each.
+        settings: Changes to the recipe, as for `--set`: "generation.per_class=100".
+        quiet: Log warnings only.
+
+    Raises:
+        InputError: for data, columns or settings that cannot be used.
+        BudgetExhausted: if the release would exceed the privacy budget of the data.
+    """
+    place = location(str(root))
+    with for_the_owner_only(), local_run(place, verbose=False) as wait_for_server:
+        source = str(data) if isinstance(data, str | Path) else str(_written(data, name, Root(path=place)))
+        shape = shape_of(source, text, label)
+        values = yaml.safe_load(recipe_text(shape, model, first_token_of(model)))
+        values["name"] = name
+        values["privacy"]["epsilon"] = epsilon
+        if source != str(data):
+            values["privacy"]["ledger"] = name
+        _instruct(values["classes"], instructions or {})
+        recipe = recipe_of(values, settings, where="distil")
+        from gradmm.flows.distil import distil as flow
+
+        wait_for_server()
+        blocks = {block: getattr(recipe, block) for block in type(recipe).model_fields}
+        with progress_on_stderr(quiet):
+            record = flow(**blocks, root=str(place))
+    assert isinstance(record, RunRecord)
+    return Distillation(record, place / "runs" / record.run_id)
+
+
+def _written(data: Any, name: str, root: Root) -> Location:
+    """Write a frame or data set to a file named by its content, for the stages to read."""
+    if isinstance(root.path, Path):
+        frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
+        content = frame.to_parquet(index=False)
+        file = root.path / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+        publish(file, content)
+        return file
+    raise InputError("a frame cannot be kept in an object store", "root", "give a local folder, or a file of data")
+
+
+def _instruct(classes: list[dict[str, Any]], instructions: Mapping[Any, str]) -> None:
+    by_name = {each["name"]: each for each in classes}
+    for name, instruction in instructions.items():
+        if str(name) not in by_name:
+            among = ", ".join(map(repr, by_name))
+            raise InputError(f"no class {str(name)!r} among {among}", "instructions", "give names of classes")
+        by_name[str(name)]["instruction"] = instruction

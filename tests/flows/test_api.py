@@ -1,0 +1,73 @@
+"""`gradmm.distil`: a frame in, texts and their guarantee out; the same root and ledger as the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd
+import pytest
+
+import gradmm
+from gradmm.errors import BudgetExhausted
+from gradmm.lm.model_reference import ModelReference
+from tests.flows.test_cli import gradmm as command
+from tests.flows.test_own_data import REVIEWS, SMALL
+
+PRIVATE = (
+    *SMALL,
+    "target_gradient.subspace_dimensions=3",
+    "target_gradient.probe_dimensions=2",
+    "mechanism_audit={draws: 400, canaries: 20, guesses: 10}",
+)
+
+
+@pytest.fixture
+def distil(tmp_path: Path, tiny_model: ModelReference) -> Callable[..., gradmm.Distillation]:
+    def run(data: Any, **changes: Any) -> gradmm.Distillation:
+        arguments: dict[str, Any] = {"epsilon": None, "settings": SMALL, "root": tmp_path / "root", "quiet": True}
+        return gradmm.distil(data, model=tiny_model.name, **arguments | changes)
+
+    return run
+
+
+@pytest.mark.parametrize("form", [lambda frame: frame, datasets.Dataset.from_pandas])
+def test_a_frame_gives_texts(distil: Callable[..., gradmm.Distillation], form: Callable[[Any], Any]) -> None:
+    made = distil(form(REVIEWS), text="review", label="stars", name="reviews")
+    assert list(made.texts.columns) == ["text", "label", "p_bad", "p_good", "log_perplexity"]
+    assert len(made.texts) == 12
+    assert made.report.is_file()
+    assert made.guarantee.epsilon is None
+
+
+def test_instructions_are_what_the_model_goes_on_from(distil: Callable[..., gradmm.Distillation]) -> None:
+    made = distil(REVIEWS, instructions={"good": "a good day :\n"})
+    by_name = {each.name: each.instruction for each in made.record.recipe.classes}
+    assert by_name["good"] == "a good day :\n"
+    assert "bad" in by_name["bad"]
+    with pytest.raises(gradmm.InputError, match="no class 'great' among 'bad', 'good'"):
+        distil(REVIEWS, instructions={"great": "a great day :\n"})
+
+
+def test_the_ledger_holds_for_frames_too(distil: Callable[..., gradmm.Distillation], tmp_path: Path) -> None:
+    first = distil(REVIEWS, epsilon=4, settings=PRIVATE, name="reviews")
+    assert first.guarantee.epsilon == 4
+    again = distil(REVIEWS, epsilon=4, settings=PRIVATE, name="reviews")
+    assert again.guarantee.releases == 1
+    assert again.texts.equals(first.texts)
+    with pytest.raises(BudgetExhausted, match="above the budget of 4"):
+        distil(REVIEWS[:-1], epsilon=4, settings=PRIVATE, name="reviews")
+    runs = command("runs", "--root", tmp_path / "root")
+    assert first.record.run_id in runs.out
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "root" / "frames").iterdir())
+
+
+def test_what_is_wrong_with_a_frame_is_said(distil: Callable[..., gradmm.Distillation]) -> None:
+    with pytest.raises(gradmm.InputError, match="no column 'body' among the columns 'review', 'stars'"):
+        distil(REVIEWS, text="body")
+    with pytest.raises(gradmm.InputError, match="row 3 has no text"):
+        distil(REVIEWS.assign(review=[*REVIEWS["review"][:3], None, *REVIEWS["review"][4:]]))
+    with pytest.raises(gradmm.InputError, match="contains no rows"):
+        distil(pd.DataFrame({"text": [], "label": []}))
