@@ -21,7 +21,7 @@ from rich.table import Table
 
 from gradmm.deployments.cli.terminal import print_json, print_table
 from gradmm.errors import InputError, printable
-from gradmm.outputs.formatting import duration
+from gradmm.outputs.formatting import duration, leaves
 from gradmm.storage.location import Location, location, reach, read_bytes
 
 #: In place of a value that one of two runs lacks.
@@ -243,7 +243,7 @@ def _results(run: PastRun) -> dict[str, Any]:
 
 
 def _unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    one, other = dict(_leaves(first)), dict(_leaves(second))
+    one, other = dict(leaves(first)), dict(leaves(second))
     names = list(dict.fromkeys([*one, *other]))
     blocks = list(dict.fromkeys(name.partition(".")[0] for name in names))
     # Sort by block, so that values of the second run alone are not all at the end.
@@ -251,19 +251,6 @@ def _unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tu
         values = one.get(name, ABSENT), other.get(name, ABSENT)
         if values[0] != values[1]:
             yield name, values
-
-
-def _leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield single values by dotted name, entries of a list by their number: the names that `--set` takes."""
-    if isinstance(values, Mapping) and values:
-        items = values.items()
-    elif isinstance(values, list) and values:
-        items = enumerate(values)
-    else:
-        yield name, values
-        return
-    for key, value in items:
-        yield from _leaves(value, f"{name}.{key}" if name else str(key))
 
 
 def _in_words(difference: Difference) -> tuple[str, str]:

@@ -353,6 +353,24 @@ def publish(
     print(publish_release(folder, repo, private=not public, without_guarantee=without_guarantee))
 
 
+@app.command(group=RESULTS)
+def track(
+    run: RunName, /, *, private: bool = False, without_guarantee: bool = False, root: Root = DEFAULT_ROOT
+) -> None:
+    """Log a run's release to the MLflow store that MLFLOW_TRACKING_URI names.
+
+    Args:
+        private: Log the figures of private data and the report too, to a store on this machine only.
+        without_guarantee: Log a release that has no epsilon to a store elsewhere.
+    """
+    from gradmm.deployments.cli.history import find_run
+    from gradmm.outputs.tracking import track_run
+
+    past = find_run(run, root)
+    figures = {stage.stage: stage.figures for stage in past.stages} if private else None
+    print(track_run(past.folder, figures, without_guarantee))
+
+
 @app.command(group=SERVING)
 def serve(
     recipes: tuple[RecipeName, ...] = (),

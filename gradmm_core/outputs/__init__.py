@@ -4,9 +4,10 @@
 - `folder`: the folder of one run.
 - `release`: the release folder, a Hugging Face data set with its card.
 - `publish`: upload of a release folder to the Hugging Face hub.
+- `tracking`: record of a run in an MLflow tracking store.
 - `report`: the private HTML report.
 - `descriptions`: each stage's description, result and figures in plain text.
-- `formatting`: numbers as text.
+- `formatting`: numbers as text, nested values by dotted names.
 - `markdown`: escaped text and tables in Markdown.
 - `plots`: the plots of a run.
 - `plot_style`: the common look of all plots, SVG and PNG.

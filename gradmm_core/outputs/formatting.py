@@ -1,7 +1,8 @@
-"""Numbers as text, with sensible digits."""
+"""Numbers as text, with sensible digits, and nested values by dotted names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -37,3 +38,16 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield single values by dotted name, entries of a list by their number: the names that `--set` takes."""
+    if isinstance(values, Mapping) and values:
+        items = values.items()
+    elif isinstance(values, list) and values:
+        items = enumerate(values)
+    else:
+        yield name, values
+        return
+    for key, value in items:
+        yield from leaves(value, f"{name}.{key}" if name else str(key))

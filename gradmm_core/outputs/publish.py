@@ -51,8 +51,8 @@ def publish_release(release: Location, repo_id: str, private: bool = True, witho
         InputError: if the folder is not a release folder, or has no guarantee (nothing is sent in these cases); if
             the repository has the other visibility; if the hub refuses or cannot be reached.
     """
-    contents = _release_contents(release)
-    _check_promise(contents["privacy.json"], str(release / "privacy.json"), without_guarantee)
+    contents = release_contents(release)
+    check_promise(contents["privacy.json"], str(release / "privacy.json"), without_guarantee)
     _check_repo_id(repo_id)
     with _hub_errors(repo_id):  # a token that is about to expire is renewed
         token = get_token()
@@ -78,7 +78,12 @@ def publish_release(release: Location, repo_id: str, private: bool = True, witho
     return str(url)
 
 
-def _release_contents(release: Location) -> dict[str, bytes]:
+def release_contents(release: Location) -> dict[str, bytes]:
+    """Read the files of a release folder once.
+
+    Raises:
+        InputError: if it holds other files, or not all.
+    """
     reach(release)
     try:
         check_release(release)
@@ -87,7 +92,12 @@ def _release_contents(release: Location) -> dict[str, bytes]:
     return {name: read_bytes(release / name) for name in RELEASE_FILES}
 
 
-def _check_promise(privacy_json: bytes, where: str, without_guarantee: bool) -> None:
+def check_promise(privacy_json: bytes, where: str, without_guarantee: bool) -> None:
+    """Check that a release has a guarantee, or that it may do without one.
+
+    Raises:
+        InputError: if it has none, or if its noise was drawn from a seed.
+    """
     try:
         promise = _Promise.model_validate_json(privacy_json)
     except ValidationError as error:

@@ -523,7 +523,8 @@ def test_help_and_version_are_printed() -> None:
 
 
 COMMANDS = (
-    *("run", "privacy", "audit", "recipes", "runs", "diff", "report", "clean", "publish", "serve", "notify"),
+    *("run", "privacy", "audit", "recipes", "runs", "diff", "report", "clean", "publish", "track"),
+    *("serve", "notify"),
     *("compare", "scarce", "transfer", "distribution", "gradients", "bounds", "epsilon", "ablate", "scale"),
 )
 

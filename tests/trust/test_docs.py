@@ -1,4 +1,4 @@
-"""Tests that the README and docs/ are true: names exist, commands parse, links resolve, figures have a source."""
+"""Tests that the README, docs/ and other pages are true: names, commands, links, sources of figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import importlib
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from gradmm.config.loading import load_recipe
@@ -24,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 README = ROOT / "README.md"
-PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 #: A file below tests/, or a test: of the file before the `::`, or of the last file named.
 TEST_NAME = re.compile(r"`(?:tests/)?((?:\w+/)+test_\w+\.py)?(?:::)?(test_\w+\*?)?`")
@@ -162,6 +164,14 @@ def test_the_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "reviews.yaml"
     file.write_text(recipe)
     assert load_recipe(file).privacy.epsilon == 1
+
+
+def test_the_citation_is_of_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert [citation[name] for name in ("title", "version", "license")] == [
+        project[name] for name in ("name", "version", "license")
+    ]
 
 
 def without_code(text: str) -> str:
