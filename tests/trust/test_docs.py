@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from gradmm.config.loading import load_recipe
+import gradmm
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.main import app
 from gradmm.outputs.descriptions import STAGES
@@ -159,11 +160,19 @@ def test_the_sample_sentences_are_of_the_release_that_the_readme_names() -> None
     assert set(samples) <= released
 
 
-def test_the_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
-    file = tmp_path / "reviews.yaml"
-    file.write_text(recipe)
-    assert load_recipe(file).privacy.epsilon == 1
+@pytest.mark.parametrize("page", [README, DOCS / "guide" / "recipes.md"], ids=lambda page: page.name)
+def test_calls_of_distil_have_its_parameters(page: Path) -> None:
+    calls = [
+        node
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "gradmm.distil"
+    ]
+    assert calls
+    for call in calls:
+        inspect.signature(gradmm.distil).bind(
+            *call.args, **{str(keyword.arg): keyword.value for keyword in call.keywords}
+        )
 
 
 def test_the_citation_is_of_this_version() -> None:
