@@ -35,6 +35,7 @@ from pyarrow import csv, json, parquet
 
 from gradmm.config.settings import DataSettings
 from gradmm.errors import InputError
+from gradmm.storage.hub import hub_or_its_cache
 
 
 @dataclass(frozen=True)
@@ -343,9 +344,10 @@ def _hub_tables(settings: DataSettings, split: str) -> Iterator[tuple[str, pa.Ta
 
     where = f"{settings.hub}, split {split!r}"
     try:
-        dataset = datasets.load_dataset(
-            str(settings.hub), settings.hub_config, revision=settings.revision, split=split
-        )
+        with hub_or_its_cache():
+            dataset = datasets.load_dataset(
+                str(settings.hub), settings.hub_config, revision=settings.revision, split=split
+            )
         table = dataset.with_format("arrow")[:]
     except Exception as error:  # types of the hub, data set builders and HTTP client
         raise InputError(
