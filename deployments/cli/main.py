@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import select
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,10 +31,10 @@ from gradmm.deployments.cli.terminal import Terminal, print_json
 from gradmm.deployments.recipe_files import DEFAULT_MODEL, preset_description, preset_names, recipe_names
 from gradmm.deployments.serving.local_run import for_the_owner_only
 from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
-from gradmm.flows.runtime.stopping import stopped_by_signals
+from gradmm.flows.runtime.stopping import EXIT_INTERRUPTED, STOPPED, end_at_once, stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
 
-EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 0, 1, 2, 130, 141
+EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_PIPE_CLOSED = 0, 1, 2, 141
 
 #: Errors of the operating system that the user can resolve.
 ENVIRONMENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -64,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         after Ctrl-C; 141 when the reader of the output has closed the pipe, as if SIGPIPE had ended the process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # Python's end follows: Ctrl-C cuts its hooks short, and has no effect after them
+        signal.signal(signal.SIGINT, end_at_once)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     # Opt out of the usage reports that Prefect and the hub's library send otherwise.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     try:
@@ -91,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gradmm: {error}", file=sys.stderr)
         return EXIT_BUG
     except KeyboardInterrupt:
-        print("gradmm: stopped; finished stages and shards are kept, the same command resumes", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return EXIT_INTERRUPTED
     return status or (EXIT_OK if words else EXIT_USAGE)
 

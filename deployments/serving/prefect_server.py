@@ -24,10 +24,11 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from gradmm.deployments.serving import server_process
 from gradmm.errors import InputError, ServerGone
 
 LOOPBACK, DEFAULT_PORT = "127.0.0.1", 4200
-START_SECONDS, STOP_SECONDS = 180, 20
+START_SECONDS = 180
 
 #: Leases of concurrency slots go to files: a lease in memory would hold its slot for ever after a restart.
 SERVER_SETTINGS = {
@@ -64,6 +65,19 @@ class Server:
             health = httpx.get(f"{self.api}/health", timeout=5)
             return health.status_code == 200 and health.json() is True
         except (httpx.HTTPError, ValueError):
+            return False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its machine refuses connections. A busy server does not."""
+        address = urlsplit(self.api)
+        port = address.port or (443 if address.scheme == "https" else 80)
+        try:
+            with socket.create_connection((address.hostname, port), timeout=5):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
             return False
 
     def wait(self) -> None:
@@ -127,8 +141,7 @@ def running_server(port: int | None = None) -> Iterator[Server]:
     port = address.port or 80
     _check_port_is_free(port)
     with tempfile.TemporaryFile() as output:
-        # In a session of its own, it survives Ctrl-C until the runs have reported their end.
-        process = _start(server.api, output, start_new_session=True)
+        process = _start(server.api, output)
         server = Server(api, server.configured, process, output)
         try:
             with _in_use(server):
@@ -179,24 +192,30 @@ def _start(
     output: IO[bytes],
     *options: str,
     settings: Mapping[str, str] = MappingProxyType({}),
-    start_new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a Prefect server process at an address of this machine."""
+    """Start a Prefect server process at an address of this machine, which ends when this process does."""
     port = str(urlsplit(api).port)
     return subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", port, *options],
+        [sys.executable, "-m", server_process.__name__, "--host", LOOPBACK, "--port", port, *options],
         env=SERVER_SETTINGS | os.environ | {"PREFECT_API_URL": api, **settings},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # never written to; see `server_process`
         stdout=output,
         stderr=subprocess.STDOUT,
-        start_new_session=start_new_session,
+        # A terminal sends Ctrl-C to all processes of a session's foreground: the server would end before its runs
+        # have reported their end.
+        start_new_session=True,
     )
 
 
 @contextmanager
 def _in_use(server: Server) -> Iterator[None]:
-    """Configure a server for this process and its children."""
+    """Configure a server for this process, all its threads, and its children."""
+    # Imported here: it takes a second, in which a server can start.
+    from prefect.context import refresh_global_settings_context
+
     os.environ["PREFECT_API_URL"] = server.api
+    # Threads do not inherit temporary settings: Prefect would start a server for those of a process pool.
+    refresh_global_settings_context()
     with temporary_settings({PREFECT_API_URL: server.api}):
         yield
 
@@ -219,7 +238,7 @@ def _check_port_is_free(port: int) -> None:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(server_process.STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

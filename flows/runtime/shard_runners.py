@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from prefect import Task, get_client
@@ -58,11 +61,12 @@ def run_shards(
     for _ in range(MAX_ATTEMPTS):
         with (
             _workers_report_to_this_server(),
-            task_runner(settings) as runner,
+            _started(task_runner(settings)) as runner,
             _ray_gpu(settings, device),
             _workers_terminated_on_error(),
         ):
-            numbers = {runner.submit(stage, arguments): number for number, arguments in pending.items()}
+            with _children_without_ctrl_c():
+                numbers = {runner.submit(stage, arguments): number for number, arguments in pending.items()}
             for future in as_completed(list(numbers)):
                 state = _final_state(future)
                 if state:
@@ -89,7 +93,7 @@ def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
 
         workers = settings.workers or max(1, torch.cuda.device_count())
         assigned = multiprocessing.get_context("spawn").Value("i", 0)
-        return ProcessPoolTaskRunner(max_workers=workers, initializer=_select_gpu, initargs=(assigned,))
+        return ProcessPoolTaskRunner(max_workers=workers, initializer=_begin_worker, initargs=(assigned,))
     local: dict[str, Any]
     try:
         if settings.runner == "ray":
@@ -108,6 +112,14 @@ def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
             f"execution.runner={settings.runner}",
             f"pip install 'gradmm[{settings.runner}]'",
         ) from error
+
+
+def _begin_worker(assigned: Any) -> None:
+    """Begin a process of the pool, which has to end with the run: a killed run's pool would wait for ever."""
+    run = multiprocessing.parent_process()
+    assert run is not None
+    threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
+    _select_gpu(assigned)
 
 
 def _select_gpu(assigned: Any) -> None:
@@ -134,6 +146,27 @@ def _ray_gpu(settings: ExecutionSettings, device: str) -> AbstractContextManager
     from prefect_ray.context import remote_options
 
     return remote_options(num_gpus=1)
+
+
+@contextmanager
+def _started(runner: TaskRunner[Any]) -> Iterator[TaskRunner[Any]]:
+    with ExitStack() as stack:
+        with _children_without_ctrl_c():  # Ray and Dask start their processes here, a pool with its first tasks
+            stack.enter_context(runner)
+        yield runner
+
+
+@contextmanager
+def _children_without_ctrl_c() -> Iterator[None]:
+    """Keep SIGINT from the processes that are started within, which inherit the mask.
+
+    A terminal sends Ctrl-C to all of them. They would print tracebacks; the run terminates them anyway.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager

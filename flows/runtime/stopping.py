@@ -3,10 +3,14 @@
 Python raises KeyboardInterrupt once, in whatever code is running. Code that suppresses exceptions, such as a
 destructor, loses it, and the run would continue. Code that raises another exception while it handles this one, as
 Prefect does where a task is about to start, would make an error of it.
+
+A second signal ends the process at once: the first one's exception may be lost, or its cleanup may wait for a
+server. The next run continues from there, as it does after `kill -9`.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +18,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from gradmm.errors import InputError
+
+EXIT_INTERRUPTED = 130
+
+STOPPED = "gradmm: stopped; finished stages and shards are kept, the same command resumes"
 
 _interrupted = threading.Event()
 
@@ -60,6 +68,14 @@ def _hides_a_signal(error: BaseException) -> bool:
     return False
 
 
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process without any cleanup: the handler of a signal that arrives during the cleanup."""
+    os._exit(EXIT_INTERRUPTED)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    if _interrupted.is_set():
+        os.write(2, f"{STOPPED}\n".encode())
+        end_at_once(number, frame)
     _interrupted.set()
     signal.default_int_handler(number, frame)

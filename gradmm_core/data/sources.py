@@ -20,6 +20,7 @@ from pyarrow import csv, json, parquet
 
 from gradmm.config.settings import DataSettings
 from gradmm.errors import InputError
+from gradmm.storage.hub import hub_or_its_cache
 
 #: Files by which a folder saved by `datasets` is known: one data set, or one for each split.
 SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
@@ -79,7 +80,8 @@ def _on_the_hub(settings: DataSettings, split: str) -> Source:
         import datasets
 
         try:
-            dataset = datasets.load_dataset(name, settings.hub_config, revision=settings.revision, split=split)
+            with hub_or_its_cache():
+                dataset = datasets.load_dataset(name, settings.hub_config, revision=settings.revision, split=split)
             return dataset.with_format("arrow")[:]
         except Exception as error:  # types of the hub, data set builders and HTTP client
             raise InputError(

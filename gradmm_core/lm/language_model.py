@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from gradmm.errors import InputError
 from gradmm.lm.bfloat16_product import FrozenProduct
 from gradmm.lm.last_mlp import last_mlp, only_last
 from gradmm.lm.model_reference import ModelReference, unusable_model
+from gradmm.storage.hub import hub_or_its_cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,14 +190,15 @@ def read_pretrained(reference: ModelReference, device: str, attention: str | Non
 
     logging.disable_progress_bar()  # loading is fast
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            reference.source,
-            revision=reference.revision or "main",
-            dtype=getattr(torch, reference.dtype),
-            attn_implementation=attention or fastest_attention(device),
-            trust_remote_code=reference.trust_remote_code,
-            use_safetensors=True,
-        )
+        with _source_in_reach(reference):
+            model = AutoModelForCausalLM.from_pretrained(
+                reference.source,
+                revision=reference.revision or "main",
+                dtype=getattr(torch, reference.dtype),
+                attn_implementation=attention or fastest_attention(device),
+                trust_remote_code=reference.trust_remote_code,
+                use_safetensors=True,
+            )
     except Exception as error:  # files from elsewhere can cause any error
         raise unusable_model(reference.name, error) from error
     _fuse_activations(model)
@@ -221,13 +223,18 @@ def _read_tokenizer(reference: ModelReference) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
-            reference.source,
-            revision=reference.revision or "main",
-            trust_remote_code=reference.trust_remote_code,
-        )
+        with _source_in_reach(reference):
+            return AutoTokenizer.from_pretrained(
+                reference.source,
+                revision=reference.revision or "main",
+                trust_remote_code=reference.trust_remote_code,
+            )
     except Exception as error:  # tokenizers raises plain Exception
         raise unusable_model(reference.name, error) from error
+
+
+def _source_in_reach(reference: ModelReference) -> AbstractContextManager[None]:
+    return hub_or_its_cache() if reference.revision else nullcontext()
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
+from gradmm.storage.hub import hub_or_its_cache
 
 
 class ModelReference(BaseModel, frozen=True):
@@ -59,6 +60,8 @@ def unusable_model(name: str, error: Exception) -> InputError:
     """Build the error for a model that transformers cannot load."""
     first_line = str(error).strip().partition("\n")[0]
     fix = "give a causal language model with safetensors weights"
+    if "couldn't connect" in first_line:
+        fix = "check the network, or give a model folder"
     if "trust_remote_code" in str(error):
         fix = "review its Python code and set model.trust_remote_code, or use another model"
     return InputError(f"{name!r} cannot be loaded ({first_line or type(error).__name__})", "model.name", fix)
@@ -84,9 +87,10 @@ def _hub_commit(settings: ModelSettings) -> str:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(
-            settings.name, revision=settings.revision or "main", trust_remote_code=settings.trust_remote_code
-        )
+        with hub_or_its_cache():
+            config = AutoConfig.from_pretrained(
+                settings.name, revision=settings.revision or "main", trust_remote_code=settings.trust_remote_code
+            )
     except (OSError, ValueError) as error:
         raise unusable_model(settings.name, error) from error
     return config._commit_hash

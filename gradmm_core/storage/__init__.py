@@ -4,5 +4,6 @@ location: local paths and object store URLs behind one interface.
 atomic: temporary files and folders, renamed when complete.
 schemas: columns of every stage's Parquet.
 artifacts: layout of the root, and reading and writing of stage outputs.
+hub: reading from the Hugging Face hub.
 redaction: errors without private records.
 """

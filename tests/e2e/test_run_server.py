@@ -1,11 +1,16 @@
-"""The Prefect server that `gradmm run` starts for itself where none is configured."""
+"""The processes that `gradmm run` starts: its Prefect server where none is configured, and workers."""
 
 from __future__ import annotations
 
 import os
+import select
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -14,8 +19,17 @@ import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE, temporary_settings
 
 from gradmm.deployments.serving.prefect_server import server_of_one_run
+from gradmm.flows.runtime.stopping import STOPPED
 from gradmm.lm.model_reference import ModelReference
 from tests.flows.conftest import tiny_recipe_values
+
+GRADMM = [sys.executable, "-m", "gradmm.deployments.cli.main"]
+
+
+def _without_a_server(home: Path) -> dict[str, str]:
+    """The environment of commands that start their own."""
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    return environment | {"PREFECT_HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
 def test_none_is_started_where_one_is_configured_or_none_is_wanted() -> None:
@@ -33,10 +47,9 @@ def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
 ) -> None:
     recipe, home = tmp_path / "tiny.yaml", tmp_path / "home"
     recipe.write_text(yaml.safe_dump(tiny_recipe_values(tiny_data, tiny_model)))
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     with subprocess.Popen(
-        [sys.executable, "-m", "gradmm.deployments.cli.main", "run", recipe, "--root", tmp_path / "root"],
-        env=environment | {"PREFECT_HOME": str(home), "OMP_NUM_THREADS": "1"},
+        [*GRADMM, "run", recipe, "--root", tmp_path / "root"],
+        env=_without_a_server(home),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -60,6 +73,137 @@ def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
     assert len(states) >= 10
     assert set(states) == {("COMPLETED",)}
     assert logs == 1  # the last stage's line too
+
+
+@dataclass
+class RunInTerminal:
+    """A run of slow shards in the foreground of a terminal of its own."""
+
+    process: subprocess.Popen[bytes]
+    terminal: int
+    root: Path
+    said: str = ""
+    children: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def type(self, keys: str) -> None:
+        os.write(self.terminal, keys.encode())
+
+    def wait_until(self, happened: Callable[[], object], seconds: float = 200) -> None:
+        """Read what it says, and note its children, until it happens."""
+        deadline = time.monotonic() + seconds
+        done = False
+        while not done:
+            assert time.monotonic() < deadline, self.said
+            done = bool(happened())
+            assert done or not self.ended(), self.said
+            with suppress(psutil.NoSuchProcess):
+                of_run = psutil.Process(self.process.pid).children(recursive=True)
+                self.children |= {child.pid: child for child in of_run}
+            while select.select([self.terminal], [], [], 0.02)[0]:
+                with suppress(OSError):  # nobody is left to say anything
+                    self.said += os.read(self.terminal, 10_000).decode()
+                    continue
+                break
+
+    def started_server(self) -> bool:
+        return bool(_servers(self.process.pid))
+
+    def finished_a_shard(self) -> bool:
+        return any(self.root.glob("results/generation_shard/*"))
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+@pytest.fixture
+def terminal_run(
+    request: pytest.FixtureRequest, tiny_data: Path, tiny_model: ModelReference, tmp_path: Path
+) -> Iterator[RunInTerminal]:
+    """A run by the runner of the test's parameter."""
+    execution = {"runner": request.param} | ({"workers": 2} if request.param == "processes" else {})
+    values = tiny_recipe_values(tiny_data, tiny_model) | {"execution": execution}
+    values["generation"] |= {"shard_size": 1, "search": {"draws": 6000, "rounds": 1}}
+    recipe, root = tmp_path / "slow.yaml", tmp_path / "root"
+    recipe.write_text(yaml.safe_dump(values))
+    terminal, end = os.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", *GRADMM, "run", recipe, "--root", root, "--quiet"],
+        env=_without_a_server(tmp_path / "home"),
+        stdin=end,
+        stdout=end,
+        stderr=end,
+    ) as process:
+        os.close(end)
+        run = RunInTerminal(process, terminal, root)
+        try:
+            yield run
+        finally:
+            process.kill()
+            for child in run.children.values():
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os.close(terminal)
+
+
+IN_PROCESS = pytest.mark.parametrize("terminal_run", ["in-process"], indirect=True)
+IN_PROCESSES = pytest.mark.parametrize("terminal_run", ["in-process", "processes"], indirect=True)
+
+
+@pytest.mark.slow
+@IN_PROCESS
+def test_ctrl_c_while_the_server_starts_ends_the_run_at_once(terminal_run: RunInTerminal) -> None:
+    terminal_run.wait_until(terminal_run.started_server)
+    _stops(terminal_run, "\x03")
+
+
+@pytest.mark.slow
+@IN_PROCESSES
+def test_ctrl_c_in_generation_ends_the_run_at_once(terminal_run: RunInTerminal) -> None:
+    terminal_run.wait_until(terminal_run.finished_a_shard)
+    _stops(terminal_run, "\x03")
+
+
+@pytest.mark.slow
+@IN_PROCESS
+def test_a_second_ctrl_c_leaves_nothing_either(terminal_run: RunInTerminal) -> None:
+    terminal_run.wait_until(terminal_run.finished_a_shard)
+    _stops(terminal_run, "\x03", "\x03")
+
+
+def _stops(run: RunInTerminal, *keys: str) -> None:
+    """The terminal sends the keys' signals to all processes in its foreground, the run's children too."""
+    for key in keys:
+        run.type(key)
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.2)
+    run.wait_until(run.ended, 20)
+    assert run.process.returncode == 130, run.said
+    assert run.said.replace("^C", "").split("\r\n") == [STOPPED, ""]
+    _leaves_nothing(run)
+
+
+@pytest.mark.slow
+@IN_PROCESSES
+def test_a_killed_run_leaves_no_process_behind(terminal_run: RunInTerminal) -> None:
+    terminal_run.wait_until(terminal_run.finished_a_shard)
+    assert terminal_run.children
+    terminal_run.process.kill()
+    _leaves_nothing(terminal_run)
+
+
+def _leaves_nothing(run: RunInTerminal) -> None:
+    """Nobody may collect the ends of orphans, which are zombies then."""
+    deadline = time.monotonic() + 30
+    while alive := [child for child in run.children.values() if _is_alive(child)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.1)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _servers(pid: int) -> list[psutil.Process]:

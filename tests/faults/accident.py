@@ -69,4 +69,7 @@ def _lose_server(another: bool) -> None:
         process.kill()
         process.wait()
     if another:
-        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stdin, _ = os.pipe()  # whose other end is open until the run ends, and with it the server
+        subprocess.Popen(
+            command, env=environment, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
