@@ -120,7 +120,9 @@ def test_check_lists_the_problems_of_data_and_model_together(
     monkeypatch.chdir(tmp_path)
     as_csv(tmp_path)
     assert gradmm("init", "reviews.csv").status == 0
-    broken = REVIEWS.assign(stars=["so-so", *REVIEWS["stars"][1:]], review=[*REVIEWS["review"][:-1], None])
+    broken = REVIEWS.assign(
+        stars=["so-so", *REVIEWS["stars"][1:]], review=REVIEWS["review"].where(REVIEWS.index != 79)
+    )
     broken.to_csv("reviews.csv", index=False)
     for command in ("check", "run"):
         finished = gradmm(command, "reviews.yaml", "--root", "root", "--set", "model.name=./nowhere")

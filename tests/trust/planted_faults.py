@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gradmm.deployments.cli.main import _for_the_owner_only, main
-from gradmm.deployments.serving.local_run import _configure_prefect
+from gradmm.deployments.cli.main import main
+from gradmm.deployments.serving.local_run import configure_prefect, for_the_owner_only
 from tests.trust.network import begin
 
 #: The stages that read private records, after their fingerprint has been taken.
@@ -95,10 +95,10 @@ def runs(recipe: str, root: str, bad_data: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _configure_prefect(verbose=True)
+    configure_prefect(verbose=True)
     from gradmm.deployments.serving.prefect_server import server_of_one_run
 
-    with _for_the_owner_only(), server_of_one_run() as server:
+    with for_the_owner_only(), server_of_one_run() as server:
         assert server is not None
         server.wait()
         runs(sys.argv[1], sys.argv[2], sys.argv[3:])
