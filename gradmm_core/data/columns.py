@@ -109,9 +109,10 @@ def _texts(table: pa.Table, settings: DataSettings, where: str, may_be_empty: bo
     name = settings.text_column or _default_text_column(table.column_names, where)
     column = column_of(table, name, "data.text_column", where)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise InputError(
-            f"the column {name!r} holds {kind_of(column.type)}, not text", where, "set data.text_column"
-        )
+        # What pyarrow makes of bytes that are not UTF-8.
+        fix = "save the file as UTF-8, or " if pa.types.is_binary(column.type) else ""
+        what = f"the column {name!r} holds {kind_of(column.type)}, not text"
+        raise InputError(what, where, f"{fix}set data.text_column")
     if column.null_count:
         raise InputError(_of_rows(column.is_null().to_numpy(), "has no text"), where, "remove the row")
     texts = column.to_pandas().str.strip().to_numpy(dtype=object)

@@ -124,6 +124,7 @@ def _in_file(file: Path) -> Source:
 
     def read() -> pa.Table:
         try:
+            _refuse_utf_16(file)
             table = _READERS[file.suffix](file)
             table.validate(full=True)  # includes a check for UTF-8
             return table
@@ -134,6 +135,12 @@ def _in_file(file: Path) -> Source:
             raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
 
     return Source(str(file), read)
+
+
+def _refuse_utf_16(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            raise ValueError("it is UTF-16; save it as UTF-8")
 
 
 def _first_line(message: str) -> str:
@@ -196,26 +203,20 @@ def _check_all_parts(files: list[Path], split: str) -> None:
 
 
 def _read_delimited(file: Path) -> pa.Table:
-    ragged: list[csv.InvalidRow] = []
-
-    def note(row: csv.InvalidRow) -> str:
-        ragged.append(row)
-        return "skip"
-
-    table = csv.read_csv(
-        file,
-        # One thread, so that rows are numbered (the header is 1). pyarrow's own message quotes the row.
-        csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
-        csv.ParseOptions(
-            delimiter="\t" if file.suffix == ".tsv" else ",", newlines_in_values=True, invalid_row_handler=note
-        ),
-    )
-    if ragged:
-        row = ragged[0]
-        raise pa.ArrowInvalid(
-            f"row {row.number - 2} has {row.actual_columns} fields instead of {row.expected_columns}"
+    try:
+        return csv.read_csv(
+            file,
+            # One thread, so that rows are numbered.
+            csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
+            csv.ParseOptions(delimiter="\t" if file.suffix == ".tsv" else ",", newlines_in_values=True),
         )
-    return table
+    except pa.ArrowInvalid as error:
+        # The message quotes the row, and counts from 1 with the header.
+        ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error))
+        if ragged is None:
+            raise
+        row, expected, found = map(int, ragged.groups())
+        raise ValueError(f"row {row - 2} has {found} fields instead of {expected}") from None
 
 
 def _read_json(file: Path) -> pa.Table:
