@@ -67,6 +67,19 @@ class Server:
         except (httpx.HTTPError, ValueError):
             return False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its machine refuses connections. A busy server does not."""
+        address = urlsplit(self.api)
+        port = address.port or (443 if address.scheme == "https" else 80)
+        try:
+            with socket.create_connection((address.hostname, port), timeout=5):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+
     def wait(self) -> None:
         """Wait until it answers.
 

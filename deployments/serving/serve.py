@@ -7,6 +7,7 @@ that change during a run are noticed. A run without changes ends `Unchanged` wit
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+import psutil
 
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.recipe_files import FOLDER, recipe_names
@@ -26,7 +29,7 @@ from gradmm.deployments.serving.recipe_deployment import (
     parameters,
     tags,
 )
-from gradmm.errors import InputError
+from gradmm.errors import InputError, ServerGone
 from gradmm.storage.location import Location
 
 if TYPE_CHECKING:
@@ -52,6 +55,9 @@ def serve(recipes: Mapping[str, Recipe], root: Location, cron: str | None, limit
         cron: schedule of each recipe, in UTC.
         limit: concurrent runs of all recipes together.
         port: of the local server.
+
+    Raises:
+        ServerGone: if the server has ended; active runs are killed.
     """
     if cron is not None:
         _check_cron(cron)
@@ -63,13 +69,18 @@ def serve(recipes: Mapping[str, Recipe], root: Location, cron: str | None, limit
 
         deployments = [to_deployment(recipe, root, cron) for recipe in recipes.values()]
         server.wait()
+        # It tells of a lost connection by a traceback.
+        logging.getLogger("prefect.FlowRunCancellingObserver").setLevel(logging.ERROR)
         runner = Runner(name="gradmm", query_seconds=2, limit=limit)
         ids: list[UUID] = [runner.add_deployment(each) for each in deployments]  # pyright: ignore
         keep_crash_automation()
         if server.process is not None:
             crash_runs_of_a_stopped_server(ids)
         print(_greeting(list(recipes), server), flush=True)
-        asyncio.run(_run_until_stopped(runner))
+        # Not `asyncio.run`: without a server, its end of the runner takes long and prints tracebacks.
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(_run_until_stopped(runner, server))
+        loop.close()
         print("gradmm: stopped; active runs are cancelled, and resume when run again")
 
 
@@ -187,22 +198,41 @@ def crash_runs_of_a_stopped_server(deployments: Iterable[UUID]) -> None:
             client.set_flow_run_state(run.id, Crashed(message=message))
 
 
-async def _run_until_stopped(runner: Runner) -> None:
-    """Run until Ctrl-C or SIGTERM, then end the runs so that they do not stay `Running` on the server."""
+async def _run_until_stopped(runner: Runner, server: Server) -> None:
+    """Run until Ctrl-C or SIGTERM, then end the runs so that they do not stay `Running` on the server.
+
+    Raises:
+        ServerGone: if the server ends first. Prefect's runner would print tracebacks.
+    """
     running = asyncio.create_task(runner.start())
     await asyncio.sleep(0)  # it sets a signal handler of its own, which is replaced below
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked.set)
-    asking = asyncio.create_task(asked.wait())
-    await asyncio.wait({running, asking}, return_when=asyncio.FIRST_COMPLETED)
+    asking, losing = asyncio.create_task(asked.wait()), asyncio.create_task(_lost(server))
+    await asyncio.wait({running, asking, losing}, return_when=asyncio.FIRST_COMPLETED)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(number)  # a second signal ends the process at once
+    if losing.done() and not asked.is_set():
+        for run in psutil.Process().children(recursive=True):
+            run.kill()  # it could not report its end; the next run continues from its finished shards
+        fix = "serve again; active runs were stopped, and resume when run again"
+        raise ServerGone("the Prefect server stopped answering", server.api, fix)
     if not running.done():
         await runner.astop()
-    asking.cancel()
+    for task in (asking, losing):
+        task.cancel()
+    await asyncio.gather(running, asking, losing, return_exceptions=True)
     await running
+
+
+async def _lost(server: Server) -> None:
+    """Wait until the server has ended. Prefect's runner gives up after some four seconds too."""
+    refusals = 0
+    while refusals < 2:
+        await asyncio.sleep(1)
+        refusals = refusals + 1 if await asyncio.to_thread(lambda: server.has_ended) else 0
 
 
 def _check_cron(cron: str) -> None:
@@ -219,6 +249,8 @@ def _check_cron(cron: str) -> None:
 def _greeting(names: Iterable[str], server: Server) -> str:
     first, *_ = served = list(names)
     lines = [f"Serving {', '.join(f'gradmm/{name}' for name in served)} at {server.ui} (Ctrl-C stops it)", "Next:"]
+    if server.process is None:
+        lines.insert(1, "This server was running already: when it stops, so does this command.")
     if not server.configured:
         lines.append(f"  export PREFECT_API_URL={server.api}")
     lines.append(f"  prefect deployment run gradmm/{first} --watch")
