@@ -28,7 +28,7 @@ def test_the_second_says_whose_server_it_uses_and_ends_with_it(tmp_path: Path) -
                 subprocess.Popen(
                     [*words, "--root", tmp_path / name],
                     env=environment | {"PREFECT_HOME": str(tmp_path / "home")},
-                    stdout=(tmp_path / f"{name}.log").open("w"),
+                    stdout=stack.enter_context((tmp_path / f"{name}.log").open("w")),
                     stderr=subprocess.STDOUT,
                     text=True,
                 )
