@@ -104,12 +104,12 @@ def distil(
             values["privacy"]["ledger"] = name
         _instruct(values["classes"], instructions or {})
         recipe = recipe_of(values, settings, where="distil")
-        from gradmm.flows.distil import distil as flow
+        from gradmm.flows.distil import distil as run_distil
 
         wait_for_server()
         blocks = {block: getattr(recipe, block) for block in type(recipe).model_fields}
         with progress_on_stderr(quiet):
-            record = flow(**blocks, root=str(place))
+            record = run_distil(**blocks, root=str(place))
     assert isinstance(record, RunRecord)
     return Distillation(record, place / "runs" / record.run_id)
 

@@ -135,10 +135,10 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
             seed=recipe.seed,
         )
     data = dataset_fingerprint(context)
+    check_records(data)
     if drawn:
         assert plan.mechanism is None
         data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
-    check_records(data)
     if plan.charged:
         count_records(context, data.train)
     if not space_first:

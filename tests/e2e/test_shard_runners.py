@@ -87,7 +87,7 @@ def test_processes_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = shard_runners.task_runner(ExecutionSettings(runner="processes"))
     assert runner._max_workers == 2  # pyright: ignore[reportAttributeAccessIssue]
     for _ in range(3):
-        runner._initializer(*runner._initargs)  # pyright: ignore[reportAttributeAccessIssue]
+        shard_runners._select_gpu(*runner._initargs)  # pyright: ignore[reportAttributeAccessIssue]
     assert chosen == [0, 1, 0]
 
 

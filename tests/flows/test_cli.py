@@ -65,11 +65,15 @@ def gradmm(*arguments: str | Location) -> Finished:
 
 def refused(*arguments: str | Path) -> str:
     """Run a recipe, which has to end with status 2, and return its line on stderr."""
+    (line,) = problems(*arguments)
+    return line
+
+
+def problems(*arguments: str | Path) -> list[str]:
+    """Do the same for several problems, which have a line each."""
     finished = gradmm("run", *arguments)
     assert finished.status == 2, finished.err
-    lines = [line for line in finished.err.splitlines() if line.startswith("gradmm: ")]
-    assert len(lines) == 1
-    return lines[0].removeprefix("gradmm: ")
+    return [line.removeprefix("gradmm: ") for line in finished.err.splitlines() if line.startswith("gradmm: ")]
 
 
 def test_unknown_recipe() -> None:
@@ -109,11 +113,10 @@ def test_unknown_stage_to_force(recipe_file: Path) -> None:
 def test_missing_data_folder_and_column(recipe_file: Path, tmp_path: Path, tiny_data: Path) -> None:
     root = ["--root", str(tmp_path / "root")]
     assert "/no/such: cannot be listed" in refused(recipe_file, *root, "--set", "data.path=/no/such")
-    line = refused(recipe_file, *root, "--set", "data.text_column=body")
-    assert (
-        line
-        == f"{tiny_data}/train.parquet: no column 'body' among the columns 'text', 'label'; set data.text_column"
-    )
+    said = "no column 'body' among the columns 'text', 'label'; set data.text_column"
+    assert problems(recipe_file, *root, "--set", "data.text_column=body") == [
+        f"{tiny_data}/{split}.parquet: {said}" for split in ("train", "validation", "test")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_missing_data_folder_and_column(recipe_file: Path, tmp_path: Path, tiny_
     [
         (
             lambda rows: rows.assign(label=rows["label"] + 7),
-            "row 0 has the label 7, which belongs to no class; add a class",
+            "row 0 has the label 7, which belongs to no class (and 39 more rows); add a class",
         ),
         (lambda rows: rows[rows["label"] == 0], "no row of split 'train' has the label 1"),
         (lambda rows: rows.assign(text="  "), "row 0 has an empty text"),
