@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 
 #: A hub that has not answered by then is out of reach. HF_HUB_ETAG_TIMEOUT, if set, replaces it.
 ANSWER_SECONDS = 6
@@ -20,15 +21,16 @@ def hub_or_its_cache() -> Iterator[None]:
     from huggingface_hub import constants
 
     offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = offline or not _hub_answers()
+    constants.HF_HUB_OFFLINE = offline or not _hub_answers(minute=int(time.monotonic() // 60))
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = offline
 
 
-@cache
-def _hub_answers() -> bool:
+@lru_cache(maxsize=1)
+def _hub_answers(minute: int) -> bool:
+    """Ask the hub, at most once a minute: a process may live longer than an interruption of the network."""
     from huggingface_hub import constants, get_session
 
     timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or ANSWER_SECONDS)

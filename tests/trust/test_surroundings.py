@@ -225,8 +225,9 @@ def test_nothing_but_this_machine_is_ever_asked(surroundings: Surroundings) -> N
     of_hub = {name: attempts.pop(name) for name in ("hub model", "hub data")}
     assert attempts.keys() >= {"whole", "audit", "budget"}
     assert not any(attempts.values()), attempts
+    assert of_hub["hub model"]  # the second run of the same minute knows that the hub does not answer
     for name, asked in of_hub.items():
-        assert set(asked) == {"socket.getaddrinfo huggingface.co"}
+        assert set(asked) <= {"socket.getaddrinfo huggingface.co"}
         said = surroundings.output.partition(f"# {name} begins\n")[2].partition("\n# ")[0]
         (line,) = [line for line in said.splitlines() if line.startswith("gradmm: ")]
         assert "cannot be loaded" in line
