@@ -33,7 +33,7 @@ from gradmm.tasks.loss_selection import loss_selection as loss_selection_stage
 from gradmm.tasks.mechanism_audit import mechanism_audit as mechanism_audit_stage
 from gradmm.tasks.runtime.input_checks import check_kept, check_records, model_check
 from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
-from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, has_releases, privacy_budget
+from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, privacy_budget
 from gradmm.tasks.runtime.stage_task import RunContext
 from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
 from gradmm.tasks.target_space import target_space as target_space_stage
@@ -115,10 +115,9 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     }
     if recipe.privacy.unit_column is not None:  # a new input would change the keys of all other targets
         public_inputs["rows_per_unit"] = recipe.privacy.rows_per_unit
-    # The target space takes long, so the model and the data are checked before. But if there are releases already,
-    # only the space shows whether this is another one. Then it comes first, so that a release which exceeds the
-    # budget is refused without reading the data.
-    space_first = plan.charged and has_releases(context)
+    # The target space takes long, so the model is checked before, and the data too in a run without noise. A private
+    # run needs the space to know whether this is another release, and refuses one without reading the data.
+    space_first = plan.charged
     unseen = _uses_space(plan) and runs.found(target_space_stage, **space_inputs(runs, recipe, model)) is None
     if unseen:
         model_check(context, recipe, model, prompt_template)

@@ -25,7 +25,7 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> bool:
     `target_gradient` then checks the budget itself, before it draws noise.
 
     Args:
-        public_inputs: inputs of `target_gradient` except the data; with no space if there are no releases yet.
+        public_inputs: inputs of `target_gradient` except the data.
 
     Returns:
         Whether the run makes another release for certain.
@@ -39,11 +39,6 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> bool:
     if certain:
         ledger.check(release, proposed_budget(context))
     return certain
-
-
-def has_releases(context: RunContext) -> bool:
-    """Return whether the run's ledger, or one that counts the same data, has releases."""
-    return bool(ledger_of(context).all_entries())
 
 
 @task(name="count_records", persist_result=False, result_serializer="json")

@@ -119,7 +119,7 @@ def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
 ) -> None:
     recipe = private_recipe()
     first = run(recipe, tmp_path)
-    assert [stage.stage for stage in first.stages[:2]] == ["mechanism_audit", "target_space"]
+    assert first.stages[0].stage == "target_space"
     (entry,) = releases(recipe, tmp_path)
     assert entry.sha256 == first.stage("target_gradient").sha256
     assert entry.release.epsilon == 4.0
@@ -717,10 +717,9 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_computed(
     from gradmm.target import target_space
 
     monkeypatch.setattr(target_space, "public_texts", lambda *_: pytest.fail("public texts were written"))
-    recipe = private_recipe(data={"path": str(tmp_path / "nowhere")})
-    for each in (recipe, private_recipe({"epsilon": None}, data={"path": str(tmp_path / "nowhere")})):
-        with pytest.raises(InputError, match="cannot be listed"):
-            run_first(each, tmp_path / "root")
+    recipe = private_recipe({"epsilon": None}, data={"path": str(tmp_path / "nowhere")})
+    with pytest.raises(InputError, match="cannot be listed"):
+        run_first(recipe, tmp_path / "root")
 
 
 def test_figures_of_private_data_are_in_the_private_part_only(
