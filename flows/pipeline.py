@@ -115,8 +115,8 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     }
     if recipe.privacy.unit_column is not None:  # a new input would change the keys of all other targets
         public_inputs["rows_per_unit"] = recipe.privacy.rows_per_unit
-    # The target space takes long, so the model is checked before; in a run without noise, the data too. A private run
-    # needs the space to know whether this is another release, and refuses one without reading the data.
+    # The target space takes long, so the model is checked before; in a run without noise, the data too. A private
+    # run needs the space to know whether this is another release, and refuses one without reading the data.
     space_first = plan.charged
     unseen = _uses_space(plan) and runs.found(target_space_stage, **space_inputs(runs, recipe, model)) is None
     if unseen:
