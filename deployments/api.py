@@ -15,7 +15,7 @@ import yaml
 from gradmm.config.loading import recipe_of
 from gradmm.data.shape import shape_of
 from gradmm.deployments.new_recipe import first_token_of, recipe_text
-from gradmm.deployments.serving.local_run import for_the_owner_only, local_run, progress_on_stderr
+from gradmm.deployments.serving.local_run import for_the_owner_only, run_recipe_here
 from gradmm.errors import InputError
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.release import TRAIN_FILE
@@ -94,35 +94,29 @@ def distil(
         BudgetExhausted: if the release would exceed the privacy budget of the data.
     """
     place = location(str(root))
-    with for_the_owner_only(), local_run(place, verbose=False) as wait_for_server:
-        source = str(data) if isinstance(data, str | Path) else str(_written(data, name, Root(path=place)))
-        shape = shape_of(source, text, label)
-        values = yaml.safe_load(recipe_text(shape, model, first_token_of(model)))
+    with for_the_owner_only():
+        Root(path=place).prepare()
+        source = str(data) if isinstance(data, str | Path) else str(_written(data, name, place))
+        values = yaml.safe_load(recipe_text(shape_of(source, text, label), model, first_token_of(model)))
         values["name"] = name
         values["privacy"]["epsilon"] = epsilon
         if source != str(data):
             values["privacy"]["ledger"] = name
         _instruct(values["classes"], instructions or {})
-        recipe = recipe_of(values, settings, where="distil")
-        from gradmm.flows.distil import distil as run_distil
-
-        wait_for_server()
-        blocks = {block: getattr(recipe, block) for block in type(recipe).model_fields}
-        with progress_on_stderr(quiet):
-            record = run_distil(**blocks, root=str(place))
-    assert isinstance(record, RunRecord)
+        record = run_recipe_here(recipe_of(values, settings, where="distil"), place, quiet=quiet)
     return Distillation(record, place / "runs" / record.run_id)
 
 
-def _written(data: Any, name: str, root: Root) -> Location:
+def _written(data: Any, name: str, root: Location) -> Path:
     """Write a frame or data set to a file named by its content, for the stages to read."""
-    if isinstance(root.path, Path):
-        frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
-        content = frame.to_parquet(index=False)
-        file = root.path / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
-        publish(file, content)
-        return file
-    raise InputError("a frame cannot be kept in an object store", "root", "give a local folder, or a file of data")
+    if not isinstance(root, Path):
+        fix = "give a local folder, or a file of data"
+        raise InputError("a frame cannot be kept in an object store", "root", fix)
+    frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
+    content = frame.to_parquet(index=False)
+    file = root / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    publish(file, content)
+    return file
 
 
 def _instruct(classes: list[dict[str, Any]], instructions: Mapping[Any, str]) -> None:

@@ -20,7 +20,7 @@ TEMPLATE = Path(__file__).parent / "new_recipe.yaml.jinja"
 #: Below this number of rows a run is made short: there is less to teach.
 FEW_ROWS = 3000
 
-#: Tokens to write, for texts of typically so many words.
+#: Number of tokens to generate per text, keyed by the typical number of words.
 TOKENS_OF_WORDS = {8: 16, 16: 25, 32: 50, 64: 100, 128: 128}
 
 
@@ -28,7 +28,8 @@ def recipe_text(shape: DataShape, model: str, first_token: Callable[[str], int] 
     """Write a recipe, with comments on what to edit.
 
     Args:
-        first_token: of the model's tokenizer; None if the model is not at hand. Verbalisers have to differ in it.
+        first_token: returns the first token of a word, in which verbalisers have to differ; None if the model's
+            tokenizer is not available locally.
     """
     few = shape.rows < FEW_ROWS
     labels, names = list(shape.class_names), list(shape.class_names.values())
@@ -86,6 +87,6 @@ def first_token_of(model: str) -> Callable[[str], int] | None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises plain Exception
         raise unusable_model(model, error) from error
     return lambda word: tokenizer(word, add_special_tokens=False)["input_ids"][0]

@@ -117,12 +117,11 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
         public_inputs["rows_per_unit"] = recipe.privacy.rows_per_unit
     # The target space takes long, so the model is checked before; in a run without noise, the data too. A private
     # run needs the space to know whether this is another release, and refuses one without reading the data.
-    space_first = plan.charged
     unseen = _uses_space(plan) and runs.found(target_space_stage, **space_inputs(runs, recipe, model)) is None
     if unseen:
         model_check(context, recipe, model, prompt_template)
-    space = public_space(runs, recipe, model) if space_first else None
     if plan.charged:
+        space = public_space(runs, recipe, model)
         if privacy_budget(context, public_inputs | {"space": space}) and not unseen:
             model_check(context, recipe, model, prompt_template)
         runs.run(
@@ -140,7 +139,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
         data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
     if plan.charged:
         count_records(context, data.train)
-    if not space_first:
+    else:
         space = public_space(runs, recipe, model)
     target = runs.run(target_gradient_stage, train=data.train, space=space, **public_inputs)
     if plan.charged:

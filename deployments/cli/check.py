@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from gradmm.config.recipe import Recipe
-from gradmm.errors import BudgetExhausted, printable, together
+from gradmm.deployments.cli.summary import next_release
+from gradmm.errors import printable, together
 from gradmm.flows.pipeline import prompt_template_of, stage_runs
 from gradmm.lm.model_reference import ModelReference, resolve_model
-from gradmm.privacy.ledger import Ledger, budget_of, release_of
+from gradmm.privacy.ledger import Ledger
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.storage.location import Location
@@ -38,10 +39,10 @@ def check(requested: Recipe, root_path: Location) -> None:
         return reference, check_model(context, recipe, reference, prompt_template_of(recipe))
 
     found, (reference, parameters) = together(data, model)
-    for reference_of_split in (found.train, found.validation, found.test):
-        counts = Counter(read_split(context, reference_of_split).labels)
+    for split in (found.train, found.validation, found.test):
+        counts = Counter(read_split(context, split).labels)
         of_classes = ", ".join(f"{printable(c.name)} {counts[c.label]:,}" for c in recipe.classes)
-        print(f"{reference_of_split.split:12} {reference_of_split.rows:,} rows: {of_classes}")
+        print(f"{split.split:12} {split.rows:,} rows: {of_classes}")
     print(
         f"{'model':12} {printable(reference.name)}, {parameters / 1e6:,.1f} million parameters, {reference.dtype}"
     )
@@ -54,9 +55,5 @@ def _guarantee(recipe: Recipe, ledger: Ledger) -> str:
     if plan.mechanism is None:
         return "none (privacy.epsilon is null): the texts may repeat the data"
     text = f"epsilon {plan.mechanism.epsilon:g}, delta {plan.mechanism.delta:.3g}"
-    planned = release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
-    try:
-        ledger.check(planned, ledger.budget() or budget_of(recipe.privacy, plan.mechanism))
-    except BudgetExhausted as error:
-        return f"{text}; a new release is refused ({error})"
-    return f"{text}; the budget allows it"
+    _, refusal = next_release(recipe, plan, ledger)
+    return f"{text}; a new release is refused ({refusal})" if refusal else f"{text}; the budget allows it"

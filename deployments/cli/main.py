@@ -29,7 +29,7 @@ from gradmm.deployments.cli.options import (
 from gradmm.deployments.cli.study_commands import studies
 from gradmm.deployments.cli.terminal import Terminal, print_json
 from gradmm.deployments.recipe_files import DEFAULT_MODEL, preset_description, preset_names, recipe_names
-from gradmm.deployments.serving.local_run import for_the_owner_only
+from gradmm.deployments.serving.local_run import for_the_owner_only, run_recipe_here
 from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
 from gradmm.flows.runtime.stopping import EXIT_INTERRUPTED, STOPPED, end_at_once, stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
@@ -148,7 +148,6 @@ def run(
     Args:
         force: Run this stage even if it is cached. Repeatable.
     """
-    from gradmm.deployments.serving.local_run import local_run, progress_on_stderr
     from gradmm.storage.artifacts import Root
     from gradmm.tasks.runtime.registry import RUN_STAGES
 
@@ -156,16 +155,11 @@ def run(
     unknown = sorted(set(force) - set(RUN_STAGES))
     if unknown:
         raise InputError(f"no stage {unknown[0]!r}", "force", f"choose from {', '.join(RUN_STAGES)}")
-    with local_run(root, verbose) as wait_for_server:
-        from gradmm.deployments.cli.history import find_run
-        from gradmm.deployments.cli.summary import print_summary
-        from gradmm.flows.distil import distil
-        from gradmm.outputs.record import RunRecord
+    record = run_recipe_here(loaded, root, force, quiet, verbose)
 
-        wait_for_server()
-        blocks = {name: getattr(loaded, name) for name in type(loaded).model_fields}
-        with progress_on_stderr(quiet):
-            record: RunRecord = distil(**blocks, root=str(root), force=force)  # pyright: ignore
+    from gradmm.deployments.cli.history import find_run
+    from gradmm.deployments.cli.summary import print_summary
+
     if json:
         print_json(find_run(record.run_id, root))
     elif quiet:

@@ -13,9 +13,9 @@ from gradmm.errors import BudgetExhausted, InputError, printable
 from gradmm.outputs.descriptions import stage_result
 from gradmm.outputs.formatting import duration
 from gradmm.outputs.record import RunRecord
-from gradmm.privacy.ledger import Budget, Ledger, budget_of, release_of
+from gradmm.privacy.ledger import Budget, Ledger, Release, budget_of, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
-from gradmm.privacy.release_plan import release_plan
+from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root
 
 if TYPE_CHECKING:
@@ -62,19 +62,26 @@ def set_budget_of(recipe: Recipe, ledger: Ledger, epsilon: float) -> None:
     ledger.set_budget(Budget(epsilon=epsilon, delta=mechanism.delta, adjacency=mechanism.adjacency))
 
 
+def next_release(recipe: Recipe, plan: ReleasePlan, ledger: Ledger) -> tuple[Release, str | None]:
+    """Return the release that a private recipe makes, and why the ledger would refuse it; None if it would not."""
+    assert plan.mechanism is not None
+    planned = release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
+    try:
+        ledger.check(planned, ledger.budget() or budget_of(recipe.privacy, plan.mechanism))
+    except BudgetExhausted as error:
+        return planned, str(error)
+    return planned, None
+
+
 def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None:
     """Print the releases from a recipe's data, the budget they spent, and whether it covers one more."""
     entries, plan, name = ledger.all_entries(), release_plan(recipe), printable(recipe.ledger)
     mechanism, account = plan.mechanism, {"data": recipe.ledger, "ledger": str(ledger.file), "releases": entries}
     if mechanism is not None:
-        planned = release_of(recipe.name, mechanism, plan.target, recipe.privacy.unit_column)
         held = ledger.budget()
         budget = held or budget_of(recipe.privacy, mechanism)
-        spent, refusal = ledger.spent(budget.delta, budget.adjacency), None
-        try:
-            ledger.check(planned, budget)
-        except BudgetExhausted as error:
-            refusal = str(error)
+        spent = ledger.spent(budget.delta, budget.adjacency)
+        planned, refusal = next_release(recipe, plan, ledger)
         account |= {"spent_epsilon": spent, "budget": budget, "next_release": planned, "refusal": refusal}
     if as_json:
         print_json(account)

@@ -6,8 +6,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from gradmm.storage.location import Location
+
+if TYPE_CHECKING:
+    from gradmm.config.recipe import Recipe
+    from gradmm.outputs.record import RunRecord
 
 
 @contextmanager
@@ -32,6 +37,19 @@ def local_run(root: Location, verbose: bool) -> Iterator[Callable[[], None]]:
 
     with server_of_one_run() as server:
         yield server.wait if server else lambda: None
+
+
+def run_recipe_here(
+    recipe: Recipe, root: Location, force: tuple[str, ...] = (), quiet: bool = False, verbose: bool = False
+) -> RunRecord:
+    """Run a recipe in this process, and return its record."""
+    with local_run(root, verbose) as wait_for_server:
+        from gradmm.flows.distil import distil
+
+        wait_for_server()
+        blocks = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+        with progress_on_stderr(quiet):
+            return distil(**blocks, root=str(root), force=force)  # pyright: ignore[reportReturnType]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ All problems of a table are reported together. Messages name columns and row num
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,20 @@ def _refuse_empty(empty: np.ndarray, where: str) -> None:
         raise InputError(_of_rows(empty, "has an empty text"), where, fix)
 
 
+def _refuse_gaps(column: pa.ChunkedArray, what: str, where: str, fix: str) -> None:
+    if column.null_count:
+        raise InputError(_of_rows(column.is_null().to_numpy(), what), where, fix)
+
+
+def check_type(
+    column: pa.ChunkedArray, name: str, types: Sequence[Callable[[pa.DataType], bool]], where: str, fix: str
+) -> None:
+    """Raise an InputError if a column has none of the types, which are those of integers or text."""
+    if not any(is_type(column.type) for is_type in types):
+        what = f"the column {name!r} holds {kind_of(column.type)}, neither integers nor text"
+        raise InputError(what, where, fix)
+
+
 def _of_rows(rows: np.ndarray, what: str) -> str:
     """Say what the first of some rows has, and how many more there are.
 
@@ -109,12 +123,11 @@ def _texts(table: pa.Table, settings: DataSettings, where: str, may_be_empty: bo
     name = settings.text_column or _default_text_column(table.column_names, where)
     column = column_of(table, name, "data.text_column", where)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        # What pyarrow makes of bytes that are not UTF-8.
+        # pyarrow reads bytes that are not UTF-8 as binary.
         fix = "save the file as UTF-8, or " if pa.types.is_binary(column.type) else ""
         what = f"the column {name!r} holds {kind_of(column.type)}, not text"
         raise InputError(what, where, f"{fix}set data.text_column")
-    if column.null_count:
-        raise InputError(_of_rows(column.is_null().to_numpy(), "has no text"), where, "remove the row")
+    _refuse_gaps(column, "has no text", where, "remove the row")
     texts = column.to_pandas().str.strip().to_numpy(dtype=object)
     if not may_be_empty:
         _refuse_empty(texts == "", where)
@@ -125,12 +138,8 @@ def _labels(table: pa.Table, settings: DataSettings, where: str) -> np.ndarray:
     """Convert a column to labels: the places of its values in `data.label_names`, or else its integers."""
     name = settings.label_column
     column = column_of(table, name, "data.label_column", where)
-    if not any(is_type(column.type) for is_type in LABEL_TYPES):
-        problem = f"the column {name!r} holds {kind_of(column.type)}, neither integers nor text"
-        raise InputError(problem, where, "set data.label_column")
-    if column.null_count:
-        what = _of_rows(column.is_null().to_numpy(), "has no label")
-        raise InputError(what, where, "remove the row, or give it a label")
+    check_type(column, name, _LABEL_TYPES, where, "set data.label_column")
+    _refuse_gaps(column, "has no label", where, "remove the row, or give it a label")
     names = settings.label_names
     return _integers(column, where) if names is None else _places(column, names, where)
 
@@ -168,25 +177,24 @@ def label_values(column: pa.ChunkedArray) -> np.ndarray:
 def _units(table: pa.Table, name: str, where: str) -> np.ndarray:
     """Read the names of units, integers or text, as text."""
     column = column_of(table, name, "privacy.unit_column", where)
-    if not any(is_type(column.type) for is_type in _UNIT_TYPES):
-        problem = f"the column {name!r} holds {kind_of(column.type)}, neither integers nor text"
-        raise InputError(problem, where, "set privacy.unit_column")
-    if column.null_count:
-        what = _of_rows(column.is_null().to_numpy(), "has no unit")
-        raise InputError(what, where, f"fill the column {name!r}, or remove the row")
+    check_type(column, name, _UNIT_TYPES, where, "set privacy.unit_column")
+    _refuse_gaps(column, "has no unit", where, f"fill the column {name!r}, or remove the row")
     return column.cast(pa.string()).to_pandas().to_numpy(dtype=object)
 
 
 _UNIT_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
 
-LABEL_TYPES = (
+#: Types of values that `label_values` converts to text.
+VALUE_TYPES = (
     pa.types.is_integer,
     pa.types.is_boolean,
     pa.types.is_floating,
     pa.types.is_string,
     pa.types.is_large_string,
-    pa.types.is_null,
 )
+
+#: A column without any label has the type null.
+_LABEL_TYPES = (*VALUE_TYPES, pa.types.is_null)
 
 
 def column_of(table: pa.Table, name: str, setting: str, where: str) -> pa.ChunkedArray:

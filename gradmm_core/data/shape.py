@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gradmm.config.settings import DataSettings
-from gradmm.data.columns import LABEL_TYPES, column_of, kind_of, label_values, listed_columns
+from gradmm.data.columns import VALUE_TYPES, check_type, column_of, label_values, listed_columns
 from gradmm.data.sources import has_split, is_one_split, sources_of
 from gradmm.errors import InputError
 
-#: A label column has at most so many values; more are probably not classes.
+#: Maximum number of values of a label column; a column with more probably holds something else.
 MAX_CLASSES = 50
 
 #: Names that columns of texts and of labels often have, likeliest first.
@@ -52,7 +52,7 @@ LENGTHS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a recipe says of a data set.
+    """Facts about a data set that go into its recipe.
 
     Attributes:
         splits: name of the train, validation and test split; None where there is none.
@@ -91,10 +91,9 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     text = text_column or _column(table, TEXT_NAMES, _is_text, "text", path)
     others = [name for name in table.column_names if name != text]
     label = label_column or _column(table.select(others), LABEL_NAMES, _is_label, "label", path)
-    for option, name in (("text", text), ("label", label)):
-        column_of(table, name, f"--{option}", path)
+    texts = column_of(table, text, "--text", path)
     names, classes = _classes(table, label, path)
-    words = pc.count_substring_regex(table[text].cast(pa.string()).drop_null(), r"\S+")  # pyright: ignore
+    words = pc.count_substring_regex(texts.cast(pa.string()).drop_null(), r"\S+")  # pyright: ignore
     return DataShape(
         path=path,
         splits=splits,
@@ -156,21 +155,13 @@ def _is_label(column: pa.ChunkedArray) -> bool:
 
 def _classes(table: pa.Table, name: str, where: str) -> tuple[tuple[str, ...] | None, dict[int, str]]:
     """Return the label column's values, unless they are labels already, and a name for each label."""
-    column = table[name]
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    kind = column.type
-    if not any(is_kind(kind) for is_kind in (*LABEL_TYPES, pa.types.is_boolean)) or pa.types.is_null(kind):
-        raise InputError(
-            f"the column {name!r} holds {kind_of(kind)}, neither integers nor text",
-            where,
-            "name another with --label",
-        )
+    column, fix = column_of(table, name, "--label", where), "name another with --label"
+    check_type(column, name, VALUE_TYPES, where, fix)
     values = [value for value in np.unique(label_values(column.drop_null())) if value]
     if not 2 <= len(values) <= MAX_CLASSES:
         what = f"the column {name!r} has {len(values):,} values; a label column has 2 to {MAX_CLASSES}"
-        raise InputError(what, where, "name another with --label")
-    if pa.types.is_integer(kind) and all(value.isdecimal() for value in values):
+        raise InputError(what, where, fix)
+    if pa.types.is_integer(column.type) and all(value.isdecimal() for value in values):
         labels, declared = sorted(map(int, values)), _declared_names(table, name)
         return None, {label: declared[label] if label < len(declared) else str(label) for label in labels}
     return tuple(values), dict(enumerate(values))

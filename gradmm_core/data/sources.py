@@ -28,10 +28,10 @@ SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 @dataclass(frozen=True)
 class Source:
-    """A table that has not been read yet.
+    """A table to be read on demand.
 
     Attributes:
-        name: the file, or the hub data set and its split, for error messages.
+        name: the file, folder or hub data set, for error messages.
     """
 
     name: str

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-#: A hub that has not answered by then is out of reach. HF_HUB_ETAG_TIMEOUT, if set, replaces it.
+#: Timeout for the hub's answer, in seconds. HF_HUB_ETAG_TIMEOUT overrides it.
 ANSWER_SECONDS = 6
 
 

@@ -1,7 +1,7 @@
 """Stop a run that cannot be finished.
 
-Everything that later stages would refuse is checked before anything is computed or charged, if it can be known by
-then. The texts that a filter keeps cannot: they are checked after each filter.
+Everything that later stages would refuse is checked before a release is charged, if it can be known by then; what
+the model shows, before anything is computed. The texts that a filter keeps are checked after each filter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a new recipe takes from a data set, and that it takes no text."""
+"""Reading a data set's shape for a new recipe, which must not contain any of its texts."""
 
 from __future__ import annotations
 
