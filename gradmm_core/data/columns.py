@@ -97,6 +97,15 @@ def check_type(
         raise InputError(what, where, fix)
 
 
+def check_text(column: pa.ChunkedArray, name: str, where: str, fix: str) -> None:
+    """Raise an InputError if a column does not hold text."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        # pyarrow reads bytes that are not UTF-8 as binary.
+        encoding = "save the file as UTF-8, or " if pa.types.is_binary(column.type) else ""
+        what = f"the column {name!r} holds {kind_of(column.type)}, not text"
+        raise InputError(what, where, f"{encoding}{fix}")
+
+
 def _of_rows(rows: np.ndarray, what: str) -> str:
     """Say what the first of some rows has, and how many more there are.
 
@@ -122,11 +131,7 @@ def _texts(table: pa.Table, settings: DataSettings, where: str, may_be_empty: bo
     """Read texts, without whitespace around them."""
     name = settings.text_column or _default_text_column(table.column_names, where)
     column = column_of(table, name, "data.text_column", where)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        # pyarrow reads bytes that are not UTF-8 as binary.
-        fix = "save the file as UTF-8, or " if pa.types.is_binary(column.type) else ""
-        what = f"the column {name!r} holds {kind_of(column.type)}, not text"
-        raise InputError(what, where, f"{fix}set data.text_column")
+    check_text(column, name, where, "set data.text_column")
     _refuse_gaps(column, "has no text", where, "remove the row")
     texts = column.to_pandas().str.strip().to_numpy(dtype=object)
     if not may_be_empty:

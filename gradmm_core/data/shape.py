@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gradmm.config.settings import DataSettings
-from gradmm.data.columns import VALUE_TYPES, check_type, column_of, label_values, listed_columns
+from gradmm.data.columns import VALUE_TYPES, check_text, check_type, column_of, label_values, listed_columns
 from gradmm.data.sources import has_split, is_one_split, sources_of
 from gradmm.errors import InputError
 
@@ -92,8 +92,10 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     others = [name for name in table.column_names if name != text]
     label = label_column or _column(table.select(others), LABEL_NAMES, _is_label, "label", path)
     texts = column_of(table, text, "--text", path)
+    check_text(texts, text, path, "name another with --text")
     names, classes = _classes(table, label, path)
-    words = pc.count_substring_regex(texts.cast(pa.string()).drop_null(), r"\S+")  # pyright: ignore
+    words = pc.count_substring_regex(texts.drop_null(), r"\S+")  # pyright: ignore
+    typical = pc.approximate_median(words).as_py() or 0  # pyright: ignore
     return DataShape(
         path=path,
         splits=splits,
@@ -102,7 +104,7 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
         label_names=names,
         class_names=classes,
         rows=_two_digits(table.num_rows),
-        words=next((n for n in LENGTHS if n >= pc.approximate_median(words).as_py()), LENGTHS[-1]),  # pyright: ignore
+        words=next((n for n in LENGTHS if n >= typical), LENGTHS[-1]),
     )
 
 

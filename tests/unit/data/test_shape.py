@@ -128,6 +128,12 @@ def two_texts(frame: pd.DataFrame) -> pd.DataFrame:
         ),
         (lambda frame: frame.assign(stars=None), {}, "the column 'stars' holds null, neither integers nor text"),
         (lambda frame: frame[:0], {}, "contains no rows"),
+        (lambda frame: frame, {"text_column": "id"}, "the column 'id' holds int64, not text; name another"),
+        (
+            lambda frame: frame.assign(review=[["secret"]] * 120),
+            {"text_column": "review"},
+            "the column 'review' holds list<element: string>, not text",
+        ),
     ],
 )
 def test_data_without_texts_or_classes_are_refused(
@@ -138,6 +144,11 @@ def test_data_without_texts_or_classes_are_refused(
         shape_of(path, columns.get("text_column"), columns.get("label_column"))
     assert problem in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_texts_may_be_missing(tmp_path: Path) -> None:
+    frame = REVIEWS.assign(review=pd.Series([None] * 120, dtype="str"))
+    assert shape_of(write(frame, tmp_path / "r.parquet"), "review", None).words == 8
 
 
 def test_a_folder_without_train_is_refused(tmp_path: Path) -> None:
