@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +44,11 @@ from gradmm.target.token_rates import mean_rates
 
 #: Public text is the same in every run: the recipe's seed must not change the target space.
 SEED = 0
+
+#: The public texts that each model wrote last, with what they were asked for by.
+_PUBLIC_TEXTS: WeakKeyDictionary[LanguageModel, tuple[tuple[Any, ...], dict[int, list[list[int]]]]] = (
+    WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True)
@@ -136,10 +143,25 @@ def public_texts(
     instructions: dict[int, str],
     settings: TargetGradientSettings,
 ) -> dict[int, list[list[int]]]:
-    """Write texts for each class from its instruction; return their token ids by label."""
-    allowed = allowed_tokens(language_model, "any")
+    """Write texts for each class from its instruction; return their token ids by label.
+
+    The last texts of a model are kept in memory: a run needs them for the space and again for every labelling, and
+    writing them takes longer than labelling.
+    """
     tokens = min(settings.public_text_tokens, template.max_text_tokens)
-    uniforms = np.random.default_rng(SEED).random((settings.public_texts, tokens))
+    wanted = (tuple(instructions.items()), settings.public_texts, tokens)
+    written = _PUBLIC_TEXTS.get(language_model)
+    if written is None or written[0] != wanted:
+        written = wanted, _write_public_texts(language_model, instructions, settings.public_texts, tokens)
+        _PUBLIC_TEXTS[language_model] = written
+    return written[1]
+
+
+def _write_public_texts(
+    language_model: LanguageModel, instructions: dict[int, str], texts: int, tokens: int
+) -> dict[int, list[list[int]]]:
+    allowed = allowed_tokens(language_model, "any")
+    uniforms = np.random.default_rng(SEED).random((texts, tokens))
     prompt_caches = {label: PromptCache(language_model, words) for label, words in instructions.items()}
     for prompt_cache in prompt_caches.values():
         prompt_cache.check_room(tokens, "target_gradient.public_text_tokens")

@@ -99,7 +99,7 @@ class RunInTerminal:
             with suppress(psutil.NoSuchProcess):
                 of_run = psutil.Process(self.process.pid).children(recursive=True)
                 self.children |= {child.pid: child for child in of_run}
-            while select.select([self.terminal], [], [], 0.02)[0]:
+            while select.select([self.terminal], [], [], 0.1)[0]:
                 with suppress(OSError):  # nobody is left to say anything
                     self.said += os.read(self.terminal, 10_000).decode()
                     continue

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.generation.objectives import HeadMatching
@@ -29,7 +30,7 @@ from gradmm.target.target_space import (
     public_texts,
     to_table,
 )
-from tests.conftest import examples
+from tests.conftest import examples, tiny_language_model
 
 VOCAB, WIDTH, RESPONSE = 7, 5, 3
 INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}
@@ -121,6 +122,27 @@ def public_gradients(phi: LanguageModel, template: TokenisedTemplate, label: int
     uniforms = np.random.default_rng(0).random((12, 6))
     texts = write_texts(phi, allowed, PromptCache(phi, INSTRUCTIONS[label]), uniforms).tolist()
     return head_gradients(phi, make_batch(template, texts, [label] * 12, phi.device))
+
+
+def test_public_texts_are_written_once_for_a_model(
+    phi: LanguageModel, tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate
+) -> None:
+    def written(
+        model: LanguageModel, instructions: dict[int, str], **changes: object
+    ) -> dict[int, list[list[int]]]:
+        chosen = TargetGradientSettings.model_validate({"public_texts": 3, "public_text_tokens": 4} | changes)
+        return public_texts(model, template, instructions, chosen)
+
+    swapped = dict(zip(INSTRUCTIONS, reversed(INSTRUCTIONS.values()), strict=True))
+    first = written(phi, INSTRUCTIONS)
+    assert written(phi, INSTRUCTIONS) is first
+    assert list(written(phi, swapped).values()) == list(reversed(first.values()))
+    assert {len(text) for text in written(phi, INSTRUCTIONS, public_text_tokens=3)[0]} == {3}
+    assert len(written(phi, INSTRUCTIONS, public_texts=2)[0]) == 2
+    assert written(tiny_language_model(tokenizer, "phi", seed=1), INSTRUCTIONS) != first
+    again = written(phi, INSTRUCTIONS)
+    assert again is not first
+    assert again == first
 
 
 def test_centres_are_the_mean_gradients_of_public_text(phi: LanguageModel, template: TokenisedTemplate) -> None:
