@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,17 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 for name, number in EXAMPLES.items():
     settings.register_profile(name, max_examples=number, deadline=None)  # machines are sometimes busy
 settings.load_profile(PROFILE)
+
+#: Services of a Prefect server that no test asks for in these tiers.
+UNUSED_SERVICES = (
+    "CANCELLATION_CLEANUP",
+    "EVENT_PERSISTER",
+    "FOREMAN",
+    "LATE_RUNS",
+    "PAUSE_EXPIRATIONS",
+    "SCHEDULER",
+    "TRIGGERS",
+)
 
 WORDS = (
     "the soup was warm and the bread was fresh . a quiet room with good light and bad chairs . "
@@ -83,6 +96,53 @@ def built_once(folder: Path, build: Callable[[Path], object]) -> Path:
             build(unfinished)
             unfinished.rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def session_server(migrated_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server for each xdist worker: one for all was seen to stall for a minute on a locked database.
+
+    It has no services for schedules, triggers and events, which take a tenth of the tests' time. A server that
+    `gradmm serve` starts has them. Its address is returned.
+    """
+    # Imported here: the unit tests need no Prefect.
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.testing import utilities
+
+    folder = tmp_path_factory.mktemp("session-server")
+    shutil.copy(migrated_database, folder / "prefect-test.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        for service in UNUSED_SERVICES:
+            patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
+        with (
+            utilities.prefect_test_harness(server_startup_timeout=120),
+            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        ):
+            yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture(scope="session")
+def migrated_database(shared_folder: Path) -> Path:
+    """An empty database of Prefect: it takes a server seconds to make one."""
+
+    def migrate(folder: Path) -> None:
+        program = (
+            "import asyncio; from prefect.server.database import provide_database_interface as interface;"
+            "asyncio.run(interface().create_db())"
+        )
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {"PREFECT_HOME": str(folder)}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
+
+    return built_once(shared_folder / "migrated", migrate) / "prefect.db"
+
+
+def prefect_home(folder: Path, migrated_database: Path) -> dict[str, str]:
+    """Make a new home for Prefect in `folder`; return its environment variable."""
+    folder.mkdir()
+    shutil.copy(migrated_database, folder)
+    return {"PREFECT_HOME": str(folder)}
 
 
 @pytest.fixture(scope="session")

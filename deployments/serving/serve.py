@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
     from prefect.runner import Runner
 
+#: Longer than it takes to notice that the server has ended.
+LOST_SECONDS = 5
+
 #: Interval of the runs' heartbeats, and the time without one after which a run counts as dead.
 HEARTBEAT_SECONDS, DEAD_AFTER_SECONDS = 30, 100
 
@@ -212,6 +215,8 @@ async def _run_until_stopped(runner: Runner, server: Server) -> None:
         loop.add_signal_handler(number, asked.set)
     asking, losing = asyncio.create_task(asked.wait()), asyncio.create_task(_lost(server))
     await asyncio.wait({running, asking, losing}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done() and not asked.is_set():  # has failed: perhaps the server has just ended
+        await asyncio.wait({losing}, timeout=LOST_SECONDS)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(number)  # a second signal ends the process at once
     if losing.done() and not asked.is_set():

@@ -29,6 +29,7 @@ from gradmm.deployments.serving.serve import CRASH_AUTOMATION, keep_crash_automa
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs.record import RunRecord
 from gradmm.storage.artifacts import StageArtifact
+from tests.conftest import prefect_home
 from tests.e2e.browser import browse, eventually, needs_chromium, pixels_of_plots
 from tests.flows.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 
@@ -57,7 +58,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect_server(
-    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: ModelReference
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: ModelReference, migrated_database: Path
 ) -> Iterator[Served]:
     """Instead of the session's: a server that `gradmm serve` started, and that is gone when it is stopped."""
     folder = tmp_path_factory.mktemp("served")
@@ -75,7 +76,7 @@ def prefect_server(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
-        "PREFECT_HOME": str(folder / "home"),
+        **prefect_home(folder / "home", migrated_database),
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE, temporary_settings
 
-from gradmm.deployments.serving.prefect_server import server_of_one_run
+from gradmm.deployments.serving.prefect_server import Server, server_of_one_run
 from gradmm.flows.runtime.stopping import STOPPED
 from gradmm.lm.model_reference import ModelReference
+from tests.conftest import prefect_home
 from tests.flows.conftest import tiny_recipe_values
 
 GRADMM = [sys.executable, "-m", "gradmm.deployments.cli.main"]
 
 
-def _without_a_server(home: Path) -> dict[str, str]:
+def _without_a_server() -> dict[str, str]:
     """The environment of commands that start their own."""
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    return environment | {"PREFECT_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return environment | {"OMP_NUM_THREADS": "1"}
 
 
 def test_none_is_started_where_one_is_configured_or_none_is_wanted() -> None:
@@ -43,13 +46,13 @@ def test_none_is_started_where_one_is_configured_or_none_is_wanted() -> None:
 
 @pytest.mark.slow
 def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
-    tiny_data: Path, tiny_model: ModelReference, tmp_path: Path
+    tiny_data: Path, tiny_model: ModelReference, migrated_database: Path, tmp_path: Path
 ) -> None:
     recipe, home = tmp_path / "tiny.yaml", tmp_path / "home"
     recipe.write_text(yaml.safe_dump(tiny_recipe_values(tiny_data, tiny_model)))
     with subprocess.Popen(
         [*GRADMM, "run", recipe, "--root", tmp_path / "root"],
-        env=_without_a_server(home),
+        env=_without_a_server() | prefect_home(home, migrated_database),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -73,6 +76,33 @@ def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
     assert len(states) >= 10
     assert set(states) == {("COMPLETED",)}
     assert logs == 1  # the last stage's line too
+
+
+@pytest.mark.slow
+def test_servers_that_start_together_on_a_new_machine_share_its_database(tmp_path: Path) -> None:
+    """Each would set it up, and all but one would fail."""
+    with ExitStack() as stack:
+        servers: dict[str, subprocess.Popen[bytes]] = {}
+        for number in range(2):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                api = f"http://127.0.0.1:{free.getsockname()[1]}/api"
+            output = stack.enter_context((tmp_path / f"{number}.log").open("w"))
+            words = ["--no-ui", "--host", "127.0.0.1", "--port", str(urlsplit(api).port)]
+            servers[api] = subprocess.Popen(
+                [sys.executable, "-m", "gradmm.deployments.serving.server_process", *words],
+                env=_without_a_server() | {"PREFECT_HOME": str(tmp_path / "home")},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            stack.enter_context(servers[api])  # waits for its end
+            stack.callback(servers[api].terminate)
+        deadline = time.monotonic() + 200
+        while not all(Server(api).answers for api in servers):
+            assert time.monotonic() < deadline
+            assert [process.poll() for process in servers.values()] == [None, None]
+            time.sleep(0.5)
 
 
 @dataclass
@@ -117,7 +147,11 @@ class RunInTerminal:
 
 @pytest.fixture
 def terminal_run(
-    request: pytest.FixtureRequest, tiny_data: Path, tiny_model: ModelReference, tmp_path: Path
+    request: pytest.FixtureRequest,
+    tiny_data: Path,
+    tiny_model: ModelReference,
+    migrated_database: Path,
+    tmp_path: Path,
 ) -> Iterator[RunInTerminal]:
     """A run by the runner of the test's parameter."""
     execution = {"runner": request.param} | ({"workers": 2} if request.param == "processes" else {})
@@ -128,7 +162,7 @@ def terminal_run(
     terminal, end = os.openpty()
     with subprocess.Popen(
         ["setsid", "--ctty", *GRADMM, "run", recipe, "--root", root, "--quiet"],
-        env=_without_a_server(tmp_path / "home"),
+        env=_without_a_server() | prefect_home(tmp_path / "home", migrated_database),
         stdin=end,
         stdout=end,
         stderr=end,

@@ -13,21 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import prefect_home
+
 
 @pytest.mark.slow
-def test_the_second_says_whose_server_it_uses_and_ends_with_it(tmp_path: Path) -> None:
+def test_the_second_says_whose_server_it_uses_and_ends_with_it(migrated_database: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "gradmm.deployments.cli.main", "serve", "demo", "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= prefect_home(tmp_path / "home", migrated_database)
     with ExitStack() as stack:
 
         def served(name: str) -> subprocess.Popen[str]:
             process = stack.enter_context(
                 subprocess.Popen(
                     [*words, "--root", tmp_path / name],
-                    env=environment | {"PREFECT_HOME": str(tmp_path / "home")},
+                    env=environment,
                     stdout=stack.enter_context((tmp_path / f"{name}.log").open("w")),
                     stderr=subprocess.STDOUT,
                     text=True,

@@ -22,6 +22,7 @@ from gradmm.flows.ui.pages import stage_page
 from gradmm.flows.ui.plots import plot_markdown
 from gradmm.outputs.record import StageRecord
 from gradmm.privacy.release_plan import release_plan
+from tests.conftest import prefect_home
 from tests.e2e.browser import browse, eventually, needs_chromium, pixels_of_plots
 from tests.flows.test_ui_artifacts import HOSTILE_TEXTS, text_rows
 
@@ -32,14 +33,14 @@ UIS = ("", "/v2")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory, migrated_database: Path) -> Iterator[str]:
     """The address of a Prefect server of its own: the tests' other one does not know its own for its UI."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    home = tmp_path_factory.mktemp("prefect-home")
+    home = tmp_path_factory.mktemp("server") / "home"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
-        "PREFECT_HOME": str(home),
+        **prefect_home(home, migrated_database),
         "PREFECT_API_URL": f"{address}/api",
         "PREFECT_UI_API_URL": f"{address}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

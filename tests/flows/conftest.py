@@ -1,15 +1,12 @@
-"""A Prefect server for the session, and a small recipe that runs the whole flow in a second or two."""
+"""A small recipe that runs the whole flow in a second or two."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
@@ -17,17 +14,6 @@ from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs import plot_style, plots
 from tests.conftest import built_once
-
-#: Services of a Prefect server that no test asks for in these tiers.
-UNUSED_SERVICES = (
-    "CANCELLATION_CLEANUP",
-    "EVENT_PERSISTER",
-    "FOREMAN",
-    "LATE_RUNS",
-    "PAUSE_EXPIRATIONS",
-    "SCHEDULER",
-    "TRIGGERS",
-)
 
 #: Those that every run has, private or not.
 STAGES_OF_THE_PAPER = (
@@ -50,26 +36,9 @@ BAD = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def prefect_server() -> Iterator[None]:
-    """One server for each xdist worker: one for all was seen to stall for a minute on a locked database.
-
-    It has no services for schedules, triggers and events, which take a tenth of the tests' time. A server that
-    `gradmm serve` starts has them.
-    """
-    with (
-        _without_services(),
-        prefect_test_harness(server_startup_timeout=120),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
-        yield
-
-
-@contextmanager
-def _without_services() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for service in UNUSED_SERVICES:
-            patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
-        yield
+def prefect_server(session_server: str) -> str:
+    """The address of the session's Prefect server, which all flows use."""
+    return session_server
 
 
 @pytest.fixture(scope="module", autouse=True)
