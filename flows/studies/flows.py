@@ -20,6 +20,7 @@ the privacy budget refuses must not cost hours of work. Common arguments are
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable
@@ -80,9 +81,14 @@ def study_flow(
     function: Callable[Arguments, StudyRecord], name: str | None = None
 ) -> Flow[Arguments, StudyRecord]:
     """Make the flow `gradmm-<name>` of a study, by default named as its function. Its log reaches Prefect's UI."""
-    logged = logs_in_ui()(function)
-    # Prefect would look up the names of types among the globals of contextlib, where the wrapper is from.
-    logged.__signature__ = inspect.signature(function, eval_str=True)  # pyright: ignore[reportFunctionMemberAccess]
+
+    # Not `logs_in_ui()(function)`: worker processes get a copy of the flow, and a context manager has none.
+    @functools.wraps(function)
+    def logged(*args: Arguments.args, **kwargs: Arguments.kwargs) -> StudyRecord:
+        with logs_in_ui():
+            return function(*args, **kwargs)
+
+    logged.__signature__ = inspect.signature(function, eval_str=True)  # pyright: ignore[reportAttributeAccessIssue]
     title = f"gradmm-{name or function.__name__}"
     return flow(name=title, persist_result=False, result_serializer="json")(logged)  # pyright: ignore
 

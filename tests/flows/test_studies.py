@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
+from prefect import Flow
 from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.loading import load_recipe
@@ -21,7 +23,17 @@ from gradmm.deployments.cli.main import main
 from gradmm.deployments.recipe_files import find_ablations, find_preset, find_recipe, recipe_names
 from gradmm.errors import InputError
 from gradmm.evaluation.tfidf_classifier import evaluate_classifier
-from gradmm.flows.studies.flows import ablate, distribution, epsilon, scale, scarce, transfer
+from gradmm.flows.studies.flows import (
+    ablate,
+    bounds,
+    compare,
+    distribution,
+    epsilon,
+    gradients,
+    scale,
+    scarce,
+    transfer,
+)
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import Root
@@ -70,6 +82,15 @@ def check_folder(record: StudyRecord, root: Path) -> str:
     page = (folder / "tables.md").read_text()
     assert page == study_page(record)
     return page
+
+
+@pytest.mark.parametrize(
+    "study",
+    [compare, scarce, transfer, ablate, scale, epsilon, distribution, gradients, bounds],
+    ids=lambda f: f.name,
+)
+def test_worker_processes_can_get_a_copy_of_the_flow(study: Flow) -> None:
+    assert cloudpickle.loads(cloudpickle.dumps(study)).name == study.name
 
 
 def test_few_rows_are_balanced_nested_and_differ_between_seeds(recipe: Recipe, tmp_path: Path) -> None:
