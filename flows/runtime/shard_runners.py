@@ -49,7 +49,9 @@ def run_shards(
         for number, arguments in enumerate(calls):
             yield number, stage(return_state=True, **arguments)  # pyright: ignore[reportReturnType]
         return
-    import torch  # imported here: it takes seconds, and a run in one process may find all its shards cached
+    if not calls:
+        return
+    import torch  # imported here: it takes seconds, and a run may find all its shards cached
 
     # Ray and Dask give each worker one thread by default, which would change the last bits of results.
     threads = torch.get_num_threads()
@@ -57,7 +59,7 @@ def run_shards(
         number: {**arguments, "context": _with_threads(arguments["context"], threads)}
         for number, arguments in enumerate(calls)
     }
-    device = calls[0]["context"].device if calls else ""
+    device = calls[0]["context"].device
     for _ in range(MAX_ATTEMPTS):
         with (
             _workers_report_to_this_server(),

@@ -131,12 +131,20 @@ class StageRuns:
     ) -> Generator[tuple[int, _Result]]:
         """Run a stage with each of `inputs`; yield numbers and results as they finish.
 
+        Calls whose output is there are read in this process: workers take seconds to start.
+
         Like `run_shards`, must be closed by a caller that stops early.
         """
         calls = [self._arguments(stage, call_inputs) for call_inputs in inputs]
-        with closing(run_shards(self._configured(stage, merge), calls, execution)) as states:
-            for number, state in states:
-                yield number, self._result(stage, calls[number], state)
+        task = self._configured(stage, merge)
+        there, missing = [], []
+        for number, arguments in enumerate(calls):
+            found = not task.refresh_cache and self.context.root.find_stage(stage.name, arguments["context"].key)
+            (there if found else missing).append(number)
+        for numbers, settings in ((there, ExecutionSettings()), (missing, execution)):
+            with closing(run_shards(task, [calls[number] for number in numbers], settings)) as states:
+                for index, state in states:
+                    yield numbers[index], self._result(stage, calls[numbers[index]], state)
 
     def _run_stage(self, stage: Task[..., StageArtifact], inputs: Mapping[str, Any]) -> _Result:
         arguments = self._arguments(stage, inputs)

@@ -43,6 +43,15 @@ def test_every_runner_makes_the_same_bytes(
     assert not any(stage.cached for stage in record.stages)
 
 
+def test_no_worker_starts_for_shards_that_are_there(
+    tiny_recipe: Callable[..., Recipe], in_process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny_recipe(), in_process)
+    monkeypatch.setattr(shard_runners, "task_runner", lambda _: pytest.fail("workers were started"))
+    record = run(tiny_recipe(execution={"runner": "processes", "workers": 2}), in_process)
+    assert all(stage.cached for stage in record.stages if stage.stage != "memorisation")
+
+
 @pytest.mark.slow
 def test_on_ray_too_with_nothing_shared_but_an_object_store(
     tiny_recipe: Callable[..., Recipe], in_process: Path
