@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
+from tqdm import trange
 
-from gradmm.audit.canaries import CanaryRelease
-from gradmm.audit.checks import Check, NoiseSample, check_sensitivity, required_sigma
-from gradmm.audit.one_run import check_guesses, expected_correct_guesses, one_run_epsilon
-from gradmm.audit.repeated_draws import (
+from gradmm.audits.canaries import CanaryRelease
+from gradmm.audits.checks import Check, NoiseSample, check_sensitivity, required_sigma
+from gradmm.audits.one_run import check_guesses, expected_correct_guesses, one_run_epsilon
+from gradmm.audits.repeated_draws import (
     certified_epsilon,
     check_finite,
     expected_certified_epsilon,
@@ -128,6 +129,36 @@ class MechanismAudit(Settings):
         ]
         return checks + attacks
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the stage `mechanism_audit`."""
+        noise = self.check("noise")
+        return {
+            "claimed_epsilon": self.repeated_draws.claimed_epsilon,
+            "confidence": self.one_run.confidence,
+            "sensitivity": self.check("sensitivity").measured,
+            "noise": noise.measured,
+            "noise_low": noise.low,
+            "noise_high": noise.high,
+            "draws": self.repeated_draws.draws,
+            "certified_epsilon": self.repeated_draws.certified_epsilon,
+            "expected_certified_epsilon": self.repeated_draws.expected_certified_epsilon,
+            "one_run_certified_epsilon": self.one_run.certified_epsilon,
+            "one_run_expected_certified_epsilon": self.one_run.expected_certified_epsilon,
+            "auc": self.repeated_draws.auc,
+            "tpr_at_1_fpr": self.repeated_draws.tpr_at_1_fpr,
+            "tpr_at_01_fpr": self.repeated_draws.tpr_at_01_fpr,
+        }
+
+    def require_pass(self) -> None:
+        """Raise a RuntimeError if a check failed, or if a certified epsilon exceeds the claim."""
+        if not self.passes:
+            raise RuntimeError(
+                f"the mechanism's audit failed: {'; '.join(self.failed)}. Nothing private was read. A correct "
+                f"mechanism fails with a probability of at most {self.false_alarms:.2%}: if this happens "
+                "again, please report it"
+            )
+
     def check(self, test: Literal["sensitivity", "noise", "correlation"]) -> Check:
         """Return the result of a check; of the noise's, that of the part nearest to a limit, or beyond."""
         return max((check for check in self.checks if check.test == test), key=lambda check: check.extremity)
@@ -219,7 +250,7 @@ def repeated_scores(
     """
     absent = release.scores(release.clean(release.sums(np.zeros(release.canaries, dtype=bool))))
     without, with_ = [], []
-    for _ in range(releases):
+    for _ in trange(releases, desc="mechanism audit", disable=None, leave=False):
         included = rng.random(release.canaries) < 0.5
         sums = release.sums(included)
         clean, released = release.clean(sums), release.released(sums)
