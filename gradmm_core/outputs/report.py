@@ -23,6 +23,7 @@ from gradmm.outputs.descriptions import (
     verdict,
 )
 from gradmm.outputs.formatting import duration, number, percent, points
+from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
 from gradmm.outputs.release import epsilon_table, guarantee_table, how_texts_were_made, public_model_name
 from gradmm.privacy.release_plan import ReleasePlan
@@ -94,7 +95,9 @@ def write_report(
         run=run,
         names=names,
         model=public_model_name(run),
+        grades=grades(run),
         verdict=verdict(run),
+        grade_rules=RULES,
         guarantee_table=guarantee_table(run),
         epsilons=epsilon_table(run.guarantee),
         how_made=how_texts_were_made(run),

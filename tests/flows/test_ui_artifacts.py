@@ -47,6 +47,7 @@ from gradmm.flows.ui.markdown import NO_BREAK_SPACE_WITHOUT_WIDTH, WORD_JOINER, 
 from gradmm.flows.ui.pages import TABLE_ROWS, sample_rows, stage_page
 from gradmm.outputs import plot_style
 from gradmm.outputs.descriptions import STAGES
+from gradmm.outputs.grades import one_line
 from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
@@ -180,6 +181,7 @@ def test_the_last_page_has_the_verdict_the_guarantee_texts_and_links(twice: tupl
     html = rendered(page)
     assert "NO GUARANTEE" not in page
     assert escaped(record.guarantee.sentence) in page
+    assert page.splitlines()[2] == f"**{escaped(one_line(record))}**"
     texts = pd.read_parquet(record.stage("labelling").path).sort_values("matching_loss")
     first = page.index("best texts")
     assert page.index(escaped(texts["text"].iloc[0]), first) < page.index("## Stages")

@@ -15,6 +15,7 @@ import pytest
 
 from gradmm.evaluation.finetune_eval import COLUMNS
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
+from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.report import noise_cosines, write_report
 from gradmm.target.preflight import EXPECTED_SHIFT
@@ -138,6 +139,16 @@ def test_verdict_gives_counts_accuracies_guarantee_and_what_the_audit_could_see(
     assert "(100 members and 100 non-members; detectable with 80% power: 17.6 points)" in words
 
 
+def test_verdict_begins_with_a_grade_of_each_aspect_whose_rule_is_in_the_glossary(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    words = report(tmp_path, private_run, texts).words
+    line = " ".join(f"{aspect}: {grade} ({reason})" for aspect, grade, reason in grades(private_run))
+    assert words.index(line) < words.index("20 left of 40")
+    glossary = words[words.index("Glossary") :]
+    assert all(f"{aspect} {rule}" in glossary for aspect, rule in RULES.items())
+
+
 def test_one_seed_and_one_audit_run_show_no_spread(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
@@ -150,6 +161,7 @@ def test_one_seed_and_one_audit_run_show_no_spread(
     words = report(tmp_path, run, texts, seeds=1, audits=1).words
     assert "on synthetic texts 71.3%, on as many real texts 73.8%" in words
     assert "With one seed" in words
+    assert "one seed: no interval" in words
     assert "advantage +2.8 points, AUC" in words
 
 
@@ -250,7 +262,7 @@ def test_stages_are_linked_by_addresses_that_hold_where_the_root_is_moved(
     folder = tmp_path / "runs" / "some-run"
     folder.mkdir(parents=True)
     page = report(folder, private_run.model_copy(update={"stages": stages}), texts)
-    links = [link["href"] for link in page.tags("a")]
+    links = [link["href"] for link in page.tags("a") if not str(link["href"]).startswith("#")]
     assert links == [f"../../stages/{stage.stage}/a%20b.parquet" for stage in private_run.stages]
 
 
