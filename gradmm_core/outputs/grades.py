@@ -38,7 +38,7 @@ RULES = {
         "seeds, ± is the standard deviation that follows from those of both accuracies; one seed has no interval."
     ),
     "reads": (
-        "Perplexity (exponential of the mean log-perplexity) and self-BLEU of the texts left; the worse of the two "
+        "Perplexity (exponential of the mean log-perplexity) and self-BLEU of the texts left; the worse one "
         f"counts. {GOOD}: perplexity at most {GOOD_PERPLEXITY:g} and self-BLEU at most {GOOD_SELF_BLEU:g}; "
         f"{FAIR}: at most {FAIR_PERPLEXITY:g} and {FAIR_SELF_BLEU:g}; {POOR}: more. Perplexity is under the model "
         "that wrote the texts, and does not compare with that of another model. Read some texts, too."

@@ -10,10 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import numpy as np
 import pandas as pd
 import yaml
+from jaxtyping import Float
 from markupsafe import Markup
 
+from gradmm.evaluation.finetune_eval import class_scores, confusions_by_seed
 from gradmm.outputs.descriptions import (
     accuracy_rows,
     stage_figures,
@@ -108,6 +111,7 @@ def write_report(
         parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
         survivors=left,
         accuracies=accuracy_rows(evaluation, run.recipe),
+        by_class=class_tables(finetune, names),
         plots={name: Markup(svg(each)) for name, each in drawn.items()},  # svg escapes all texts
         audit_runs=audit.to_dict("records"),
         has_losses=has_losses(texts),
@@ -144,6 +148,50 @@ def survivors(stages: Sequence[StageRecord], names: Mapping[int, str]) -> list[S
             by_class = [figures["kept_by_label"][str(label)] for label in names]
             rows.append(Survivors(name, figures["kept"], by_class, figures["kept"] / generated))
     return rows
+
+
+@dataclass(frozen=True)
+class ClassTables:
+    """The answers of one arm's fine-tuned model on the test split, class by class.
+
+    Attributes:
+        scores: name, test rows, precision, recall and F1 of each class, and at last the mean of all classes.
+        confusion: name of the true class, and the rows by answered class, summed over the seeds.
+        answers: names of the answered classes.
+    """
+
+    arm: str
+    seeds: int
+    scores: list[tuple[str, int, str, str, str]]
+    confusion: list[tuple[str, list[int]]]
+    answers: list[str]
+
+
+def class_tables(finetune: pd.DataFrame, names: Mapping[int, str]) -> list[ClassTables]:
+    """Tabulate the answers of each arm's chosen checkpoints; leave out an arm whose training has always diverged.
+
+    Args:
+        finetune: rows of the stage `finetune_eval`.
+        names: the classes' names, by label.
+    """
+    tables = []
+    in_order = [names[label] for label in sorted(names)]
+    for arm, rows in finetune.groupby("arm", sort=False):
+        counts = confusions_by_seed(rows)
+        if not len(counts):
+            continue
+        columns = [[*each.T, each.mean(axis=1)] for each in class_scores(counts)]  # by class, then of their mean
+        shown = [[_mean_and_std(each) for each in column] for column in columns]
+        of_class = counts[0].sum(axis=1).tolist()
+        scores = zip([*in_order, "mean of the classes"], [*of_class, sum(of_class)], *shown, strict=True)
+        confusion = list(zip(in_order, counts.sum(axis=0).tolist(), strict=True))
+        tables.append(ClassTables(str(arm), len(counts), list(scores), confusion, in_order))
+    return tables
+
+
+def _mean_and_std(rates: Float[np.ndarray, " seeds"]) -> str:
+    std = float(np.std(rates, ddof=1)) if len(rates) > 1 else None
+    return percent(float(np.mean(rates)), std)
 
 
 def read_line(stage: StageRecord) -> str:

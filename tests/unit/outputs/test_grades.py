@@ -48,7 +48,11 @@ def test_every_aspect_has_a_grade_and_a_rule_that_names_it() -> None:
 def test_texts_teach_by_the_share_of_the_way_to_real_ones(
     synthetic: float, real: float, grade: str, way: str
 ) -> None:
-    figures = {"accuracy_before": 0.6, "accuracy_synthetic": synthetic, "accuracy_synthetic_std": 0.015}
+    figures: dict[str, Any] = {
+        "accuracy_before": 0.6,
+        "accuracy_synthetic": synthetic,
+        "accuracy_synthetic_std": 0.015,
+    }
     figures |= {"accuracy_real": real, "accuracy_real_std": 0.012}
     run = with_figures(RUN, "finetune_eval", **figures)
     found, reason = grade_of(run, "teaches")
@@ -58,9 +62,9 @@ def test_texts_teach_by_the_share_of_the_way_to_real_ones(
 
 
 def test_the_spread_of_the_way_is_that_of_both_accuracies() -> None:
-    figures = {"accuracy_before": 0.5, "accuracy_synthetic": 0.7, "accuracy_real": 0.9}
+    figures: dict[str, Any] = {"accuracy_before": 0.5, "accuracy_synthetic": 0.7, "accuracy_real": 0.9}
     for synthetic, real, std in ((0.04, 0.0, 0.1), (0.0, 0.04, 0.05), (0.04, 0.04, math.hypot(0.1, 0.05))):
-        stds = {"accuracy_synthetic_std": synthetic, "accuracy_real_std": real}
+        stds: dict[str, Any] = {"accuracy_synthetic_std": synthetic, "accuracy_real_std": real}
         _, reason = grade_of(with_figures(RUN, "finetune_eval", **figures, **stds), "teaches")
         assert reason.startswith(f"50 ± {100 * std:.0f}%")
 
@@ -86,7 +90,7 @@ def test_texts_read_by_the_worse_of_perplexity_and_self_bleu_of_those_left(
     perplexity: float, self_bleu: float, grade: str
 ) -> None:
     run = with_figures(RUN, "generation", self_bleu=0.0, mean_log_perplexity=0.0)
-    figures = {"mean_log_perplexity": math.log(perplexity), "self_bleu": self_bleu}
+    figures: dict[str, Any] = {"mean_log_perplexity": math.log(perplexity), "self_bleu": self_bleu}
     found, reason = grade_of(with_figures(run, "category_balance", **figures), "reads")
     assert (found, reason) == (grade, f"perplexity {perplexity:.3g}, self-BLEU {self_bleu:.2f}")
 

@@ -13,11 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gradmm.evaluation.finetune_eval import COLUMNS
+from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
 from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
-from gradmm.outputs.report import noise_cosines, write_report
+from gradmm.outputs.report import class_tables, noise_cosines, write_report
 from gradmm.target.preflight import EXPECTED_SHIFT
 from tests.unit.outputs.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
 
@@ -74,7 +74,11 @@ def finetune_rows(seeds: int = 3) -> pd.DataFrame:
                 rows += [
                     (arm, 0, rate, steps, step, split, 0.5, 2.0) for rate, steps in ((1e-2, 200), (chosen, 300))
                 ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    # 400 negative and 600 positive rows; the share of right answers is the accuracy.
+    right = (frame["accuracy"] * 1000).round().astype(int)
+    counts = pd.Series([[n - n // 2, 400 - n + n // 2, 600 - n // 2, n // 2] for n in right])
+    return frame.assign(**{CONFUSION: counts.where(frame["split"] == "test", None)})
 
 
 def audit_rows(runs: int = 10) -> pd.DataFrame:
@@ -430,6 +434,37 @@ def test_additional_figures_are_shown(tmp_path: Path, private_run: RunRecord, te
     run = with_figures(private_run, "target_gradient", expected_cosine=0.1234567)
     words = report(tmp_path, run, texts).words
     assert "expected cosine 0.1235" in words
+
+
+def test_classes_have_scores_and_a_confusion_matrix(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    """At accuracies of 0.71, 0.72 and 0.73, the first half of the right answers is negative."""
+    words = report(tmp_path, private_run, texts).words
+    section = words[words.index("Class by class") : words.index("Membership-inference audit")]
+    assert re.findall("The model [a-z- ]+ Test rows", section) == [
+        f"The model {each} Test rows"
+        for each in ("before fine-tuning", "fine-tuned on synthetic texts", "fine-tuned on real texts")
+    ]
+    synthetic = section[section.index("fine-tuned on synthetic") : section.index("fine-tuned on real")]
+    assert "true class answer negative answer positive" in synthetic
+    assert "negative 1,080 120 positive 720 1,080" in synthetic
+    assert "summed over 3 seeds" in synthetic
+    assert "negative 400 60.0 ± 0.8% 90.0 ± 1.3% 72.0 ± 1.0%" in synthetic
+    assert "positive 600 90.0 ± 1.3% 60.0 ± 0.8% 72.0 ± 1.0%" in synthetic
+    assert "mean of the classes 1,000 75.0" in synthetic
+
+
+def test_one_seed_and_a_diverged_arm_have_no_spread_and_no_table(texts: pd.DataFrame) -> None:
+    rows = finetune_rows(seeds=1)
+    before, synthetic, real = class_tables(rows, {1: "positive", 0: "negative"})
+    assert (before.arm, synthetic.arm, real.arm) == ("before", "synthetic", "real")
+    assert synthetic.answers == ["negative", "positive"]
+    assert synthetic.confusion == [("negative", [355, 45]), ("positive", [245, 355])]
+    assert synthetic.scores[0] == ("negative", 400, "59.2%", "88.8%", "71.0%")
+    diverged = rows.copy()
+    diverged.loc[rows["arm"] == "real", CONFUSION] = None
+    assert [each.arm for each in class_tables(diverged, SENTIMENT)] == ["before", "synthetic"]
 
 
 def test_other_arms_are_shown_beside_synthetic_and_real(
