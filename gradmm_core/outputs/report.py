@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 from jaxtyping import Float
 from markupsafe import Markup
 
-from gradmm.evaluation.finetune_eval import class_scores, confusions_by_seed
+from gradmm.metrics.resemblance import Resemblance, Side
 from gradmm.outputs.descriptions import (
     accuracy_rows,
     stage_figures,
@@ -47,6 +47,7 @@ def write_report(
     texts: pd.DataFrame,
     finetune: pd.DataFrame,
     audit: pd.DataFrame,
+    compared: Resemblance,
 ) -> None:
     """Write the report atomically, readable by its owner only: its figures are measured on private data.
 
@@ -55,6 +56,7 @@ def write_report(
         texts: the labelled texts.
         finetune: rows of the stage `finetune_eval`.
         audit: rows of the stage `mia_audit`.
+        compared: the texts and as many real ones.
 
     Raises:
         KeyError: if a stage lacks a required figure.
@@ -83,6 +85,8 @@ def write_report(
     drawn = {
         "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
         "accuracy": plots.accuracy_by_step(finetune, evaluation),
+        "lengths": plots.lengths(compared),
+        "map": plots.text_map(compared),
         "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
     }
     if run.recipe.labelling.labels == "soft":
@@ -111,6 +115,8 @@ def write_report(
         parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
         survivors=left,
         accuracies=accuracy_rows(evaluation, run.recipe),
+        compared=compared,
+        resemblance=resemblance_rows(compared),
         by_class=class_tables(finetune, names),
         plots={name: Markup(svg(each)) for name, each in drawn.items()},  # svg escapes all texts
         audit_runs=audit.to_dict("records"),
@@ -174,6 +180,8 @@ def class_tables(finetune: pd.DataFrame, names: Mapping[int, str]) -> list[Class
         finetune: rows of the stage `finetune_eval`.
         names: the classes' names, by label.
     """
+    from gradmm.evaluation.finetune_eval import class_scores, confusions_by_seed  # late: it imports torch
+
     tables = []
     in_order = [names[label] for label in sorted(names)]
     for arm, rows in finetune.groupby("arm", sort=False):
@@ -187,6 +195,26 @@ def class_tables(finetune: pd.DataFrame, names: Mapping[int, str]) -> list[Class
         confusion = list(zip(in_order, counts.sum(axis=0).tolist(), strict=True))
         tables.append(ClassTables(str(arm), len(counts), list(scores), confusion, in_order))
     return tables
+
+
+def resemblance_rows(compared: Resemblance) -> list[tuple[str, str, str]]:
+    """Return name, synthetic and real value of each figure of `compared`."""
+
+    def lengths(side: Side) -> str:
+        if not len(side.lengths):
+            return "none"
+        low, median, high = (f"{each:g}" for each in np.quantile(side.lengths, [0.25, 0.5, 0.75]))
+        return f"{median} ({low} to {high})"
+
+    figures: dict[str, Callable[[Side], str]] = {
+        "texts": lambda side: number(len(side.lengths)),
+        "words per text, median and quartiles": lengths,
+        "vocabulary": lambda side: number(side.vocabulary),
+        "words that the other side has too": lambda side: percent(side.shared),
+        "distinct bigrams": lambda side: number(side.distinct_2),
+        "self-BLEU": lambda side: number(side.self_bleu),
+    }
+    return [(name, figure(compared.synthetic), figure(compared.real)) for name, figure in figures.items()]
 
 
 def _mean_and_std(rates: Float[np.ndarray, " seeds"]) -> str:

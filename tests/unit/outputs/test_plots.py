@@ -19,11 +19,12 @@ from PIL import Image
 
 from gradmm.audit.mia_audit import largest_advantage
 from gradmm.config.settings import PrivacySettings
+from gradmm.metrics.resemblance import resemblance
 from gradmm.outputs import plot_style, plots
 from gradmm.privacy.guarantee import guarantee
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.studies import plots as study_plots
-from tests.unit.outputs.test_report import audit_rows, finetune_rows
+from tests.unit.outputs.test_report import REAL, audit_rows, finetune_rows
 
 FINETUNE = {
     "accuracy_before": 0.60311,
@@ -33,6 +34,9 @@ FINETUNE = {
     "steps_real": 200,
 }
 AUDIT = {"test_records": 100, "advantage": 0.03, "detectable_advantage": 0.1763, "auc": 0.51, "tpr_at_1_fpr": 0.02}
+
+
+SYNTHETIC = ["a good film", "a bad film", "the plot of this long film is thin", "dull"]
 
 
 def compare_rows() -> pd.DataFrame:
@@ -84,6 +88,8 @@ def figures() -> dict[str, Figure]:
         "gradient_errors": study_plots.gradient_errors(gradients_rows()),
         "bounds": study_plots.bounds_and_observations(bounds_rows()),
         "cosines": plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": 0.9}),
+        "lengths": plots.lengths(resemblance(SYNTHETIC, REAL, seed=0)),
+        "text_map": plots.text_map(resemblance(SYNTHETIC, REAL, seed=0)),
     }
 
 
@@ -204,6 +210,28 @@ def test_cosines_that_were_not_expected_are_drawn_alone() -> None:
     assert math.isnan(drawn["expected"].get_xdata()[1])
     assert figure.axes[0].get_xlim()[0] < -0.1
     assert legend(plots.cosines({}, {"bad": 0.75})) == ["actual"]
+
+
+def test_lengths_are_counts_of_both_sides() -> None:
+    compared = resemblance(["one", "one two", "one two"], ["a b c d", "a", "b"], seed=0)
+    figure = plots.lengths(compared)
+    bars: list[Any] = list(figure.axes[0].patches)
+    assert {bar.get_label(): bar.get_data().values.tolist() for bar in bars} == {
+        "synthetic": [0, 1, 2, 0, 0],
+        "real": [0, 2, 0, 0, 1],
+    }
+    assert bars[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5]
+    assert figure.get_label() == "In the median, synthetic texts 2 words and real texts 1 words."
+
+
+def test_the_map_has_a_point_for_each_text_of_both_sides() -> None:
+    compared = resemblance(SYNTHETIC, REAL, seed=0)
+    figure = plots.text_map(compared)
+    drawn = lines(figure)
+    assert drawn["synthetic"].get_xydata().tolist() == compared.synthetic.places.tolist()
+    assert drawn["real"].get_xydata().tolist() == compared.real.places.tolist()
+    assert f"{compared.explained[0]:.1%} of the variance" in figure.axes[0].get_xlabel()
+    assert legend(figure) == ["real", "synthetic"]
 
 
 def test_svg_is_the_same_each_time_and_after_a_png(svgs: dict[str, str]) -> None:

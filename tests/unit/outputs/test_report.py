@@ -14,12 +14,16 @@ import pandas as pd
 import pytest
 
 from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
+from gradmm.metrics.resemblance import Resemblance, resemblance
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
 from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
-from gradmm.outputs.report import class_tables, noise_cosines, write_report
+from gradmm.outputs.report import class_tables, noise_cosines, resemblance_rows, write_report
 from gradmm.target.preflight import EXPECTED_SHIFT
 from tests.unit.outputs.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
+
+#: Real texts. The report has figures of them, and none of their words.
+REAL = [f"{word} clerk counted the ledgers of Aldermoor" for word in ("A", "The", "Some", "One", "Every")]
 
 SVG = {"svg", "defs", "g", "path", "text", "use"}
 
@@ -102,9 +106,15 @@ def generated_rows() -> pd.DataFrame:
     return pd.DataFrame({"loss_history": [[0.5, 0.3, 0.2], [0.6, 0.4, 0.25]]})
 
 
+def compared_with(texts: pd.DataFrame) -> Resemblance:
+    return resemblance(texts["text"].tolist(), REAL, seed=0)
+
+
 def report(tmp_path: Path, run: RunRecord, texts: pd.DataFrame, seeds: int = 3, audits: int = 10) -> Page:
     path = tmp_path / "report.html"
-    write_report(path, run, generated_rows(), texts, finetune_rows(seeds), audit_rows(audits))
+    write_report(
+        path, run, generated_rows(), texts, finetune_rows(seeds), audit_rows(audits), compared_with(texts)
+    )
     return Page(path.read_text())
 
 
@@ -281,6 +291,8 @@ def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRe
         "Confidence of the labels",
         "Test accuracy by fine-tuning step",
         "Membership inference",
+        "Lengths",
+        "Map of the texts",
     ]
     assert "after category balance 10 negative, 10 positive" in labels[3]
     assert "on synthetic texts 72.0% after 200 steps" in labels[5]
@@ -378,7 +390,7 @@ def test_page_does_not_scroll_sideways_but_wide_tables_do(tmp_path: Path, width:
     tables = f"[...page.document.querySelectorAll('.scroll')].filter(e => {over}(e) > 0).length"
     assert (int(in_browser(tmp_path, html, width, tables)) > 0) == (width < 1280)
     svg = "[...page.document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().width > 200)"
-    assert in_browser(tmp_path, html, width, f"{svg}.length") == "7"
+    assert in_browser(tmp_path, html, width, f"{svg}.length") == "9"
 
 
 @pytest.mark.parametrize(
@@ -455,6 +467,32 @@ def test_classes_have_scores_and_a_confusion_matrix(
     assert "mean of the classes 1,000 75.0" in synthetic
 
 
+def test_synthetic_and_real_texts_are_compared_without_a_word_of_the_real_ones(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    page = report(tmp_path, private_run, texts)
+    compared = compared_with(texts)
+    assert (
+        "figure synthetic real texts 5 5 words per text, median and quartiles 5 (5 to 5) 7 (7 to 7)" in page.words
+    )
+    for name, synthetic, real in resemblance_rows(compared):
+        assert f"{name} {synthetic} {real}" in page.words
+    assert (
+        f"words that the other side has too {compared.synthetic.shared:.1%} {compared.real.shared:.1%}"
+        in page.words
+    )
+    assert f"hold {sum(compared.explained):.1%} of the variance" in page.words
+    html = (tmp_path / "report.html").read_text()
+    assert not [word for word in ("clerk", "ledgers", "Aldermoor") if word in html]
+
+
+def test_no_texts_are_compared_with_no_texts(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    path = tmp_path / "report.html"
+    nothing = resemblance([], [], seed=0)
+    write_report(path, private_run, generated_rows(), texts, finetune_rows(), audit_rows(), nothing)
+    assert "words per text, median and quartiles none none" in Page(path.read_text()).words
+
+
 def test_one_seed_and_a_diverged_arm_have_no_spread_and_no_table(texts: pd.DataFrame) -> None:
     rows = finetune_rows(seeds=1)
     before, synthetic, real = class_tables(rows, {1: "positive", 0: "negative"})
@@ -476,7 +514,7 @@ def test_other_arms_are_shown_beside_synthetic_and_real(
     rows = pd.concat([rows, rows[rows["arm"] == "real"].assign(arm="rerank")])
     path = tmp_path / "report.html"
     run = with_figures(private_run, "finetune_eval", **more)
-    write_report(path, run, generated_rows(), texts, rows, audit_rows())
+    write_report(path, run, generated_rows(), texts, rows, audit_rows(), compared_with(texts))
     page = Page(path.read_text())
     assert "rerank texts 73.8 ± 1.0%" in page.words
     assert "on rerank texts 74.0% after 200 steps" in str(page.tags("svg")[5]["aria-label"])
