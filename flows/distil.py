@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import State, flow
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from gradmm.config.loading import validate_recipe
@@ -40,7 +41,12 @@ from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.runtime.stage_task import SplitReference
 
 
-@flow(name="gradmm", persist_result=False, result_serializer="json")
+def run_name() -> str:
+    """Name a flow run by its recipe and the time: 'sst2 2026-11-24 14:05'. In UTC, as run ids are."""
+    return f"{flow_run.parameters.get('name', 'gradmm')} {datetime.now(UTC):%Y-%m-%d %H:%M}"
+
+
+@flow(name="gradmm", flow_run_name=run_name, persist_result=False, result_serializer="json")
 @takes_recipe
 def distil(
     *, root: Location = Path("gradmm-root"), force: tuple[str, ...] = (), **blocks: Any

@@ -160,7 +160,7 @@ def text_map(compared: Resemblance) -> Figure:
     for name, side, marker in (("real", compared.real, "D"), ("synthetic", compared.synthetic, "o")):
         x, y = side.places.T
         colour, _ = ARM_STYLES[name]
-        axes.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.6, markeredgewidth=0, label=name)
+        axes.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.85, markeredgewidth=0, label=name)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(5))
     add_legend(figure)

@@ -115,6 +115,7 @@ def write_report(
         parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
         survivors=left,
         accuracies=accuracy_rows(evaluation, run.recipe),
+        claimed=bool(_claim(run)),
         compared=compared,
         resemblance=resemblance_rows(compared),
         by_class=class_tables(finetune, names),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -74,6 +75,11 @@ def latest_run() -> FlowRun:
         return client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0]
 
 
+def flow_runs_of(recipe: str) -> list[FlowRun]:
+    with get_client(sync_client=True) as client:
+        return [each for each in client.read_flow_runs(limit=200) if each.parameters.get("name") == recipe]
+
+
 def artifacts_of(flow_run: FlowRun) -> dict[str, Artifact]:
     """Return a run's artifacts by key; each key is unique."""
     with get_client(sync_client=True) as client:
@@ -128,6 +134,15 @@ def test_every_stage_has_its_page_on_a_first_and_on_a_cached_run(twice: tuple) -
             assert stage.sha256 in page.data
             assert ("Found in the cache" in page.data) is (stage.stage not in made)
             assert ("Computed in " in page.data) is (stage.stage in made)
+
+
+def test_a_flow_run_is_named_by_its_recipe_and_the_time(twice: tuple) -> None:
+    names = [each.name for each in flow_runs_of("tiny")]
+    assert len(names) >= 2
+    started = {f"tiny {record.started:%Y-%m-%d %H:%M}" for record, _ in twice}
+    soon = {f"tiny {record.started - timedelta(minutes=1):%Y-%m-%d %H:%M}" for record, _ in twice}
+    assert all(re.fullmatch(r"tiny \d{4}-\d\d-\d\d \d\d:\d\d", name) for name in names)
+    assert set(names) & (started | soon)  # the name is given some seconds before the run starts
 
 
 def test_a_line_to_paste_reads_the_rows(twice: tuple) -> None:

@@ -13,8 +13,11 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from gradmm.audit.mia_audit import largest_advantage
@@ -275,6 +278,30 @@ def test_any_name_of_a_class_is_shown_as_text(name: str) -> None:
     assert any(expected in text for text in shown)
     assert plot_style.svg(plots.cosines({}, {name: 0.5}))
     assert plot_style.png(figure)
+
+
+def test_no_words_of_a_plot_are_cut_off() -> None:
+    long = "an_unusually_long_name_of_a_class"
+    drawn = figures() | {
+        "long cosines": plots.cosines({}, {long: 0.5, "x": 0.7}),
+        "long survivors": plots.survivors([long, f"{long} too"], ["category_balance"], [[900, 900]]),
+    }
+    for name, figure in drawn.items():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        (axes,) = figure.axes
+        for text in figure.findobj(Text):
+            box = text.get_window_extent(canvas.get_renderer())
+            if text.get_text() and text not in undrawn(axes):
+                inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+                assert inside, (name, text.get_text())
+
+
+def undrawn(axes: Axes) -> list[Any]:
+    """Return the labels of ticks outside of the axes, which matplotlib keeps and does not draw."""
+    sides = ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+    ticks = [(tick, limits) for axis, limits in sides for tick in axis.get_major_ticks()]
+    return [tick.label1 for tick, limits in ticks if not min(limits) <= tick.get_loc() <= max(limits)]
 
 
 def test_png_is_opaque_and_as_wide_as_a_page() -> None:

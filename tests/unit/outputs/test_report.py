@@ -301,6 +301,19 @@ def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRe
     assert "bound of the guarantee" in page.words
 
 
+def test_the_captions_name_what_their_plots_show(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    bound, grey = "Dashed: the highest curve that the guarantee allows", "Grey: curves that the audit tells"
+    words = report(tmp_path, private_run, texts).words
+    assert bound in words
+    assert grey in words
+    blind = with_figures(run_record(SENTIMENT, rows=20, epsilon=None), "mia_audit", detectable_advantage=None)
+    words = report(tmp_path, blind, texts).words
+    assert bound not in words
+    assert grey not in words
+
+
 def test_run_without_noise_has_no_plot_of_it(tmp_path: Path, texts: pd.DataFrame) -> None:
     words = report(tmp_path, run_record(SENTIMENT, rows=20, epsilon=None), texts).words
     assert "Noisy and clean target" not in words
