@@ -26,6 +26,7 @@ from gradmm.outputs.descriptions import (
     verdict,
 )
 from gradmm.outputs.formatting import duration, number, percent, points
+from gradmm.outputs.glossary import meanings
 from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
 from gradmm.outputs.release import epsilon_table, guarantee_table, how_texts_were_made, public_model_name
@@ -35,6 +36,9 @@ from gradmm.storage.location import Location
 from gradmm.target.preflight import expected_cosines
 
 BEST_SHOWN, WORST_SHOWN = 10, 5
+
+#: Terms of figures that are not a stage's.
+OTHER_TERMS = ("precision", "recall", "F1", "vocabulary", "words that the other side has too")
 
 #: Stages whose figures have a section of their own.
 EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation")
@@ -105,6 +109,8 @@ def write_report(
         grades=grades(run),
         verdict=verdict(run),
         grade_rules=RULES,
+        glossary=meanings(shown_terms(run)),
+        costs=costs(run),
         guarantee_table=guarantee_table(run),
         epsilons=epsilon_table(run.guarantee),
         how_made=how_texts_were_made(run),
@@ -216,6 +222,27 @@ def resemblance_rows(compared: Resemblance) -> list[tuple[str, str, str]]:
         "self-BLEU": lambda side: number(side.self_bleu),
     }
     return [(name, figure(compared.synthetic), figure(compared.real)) for name, figure in figures.items()]
+
+
+def shown_terms(run: RunRecord) -> list[str]:
+    """Return the terms of all figures in the report that may need a definition."""
+    of_stages = [term for stage in run.stages for term, _ in stage_figures(stage, run.recipe)]
+    return [*of_stages, *OTHER_TERMS]
+
+
+def costs(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what the run took: time of the computed stages, longest stage, peak memory and token passes."""
+    computed = [stage for stage in run.stages if not stage.cached]
+    rows = [("whole run", duration(run.seconds))]
+    rows.append(("stages computed", f"{len(computed)} of {len(run.stages)}"))
+    if computed:
+        longest = max(computed, key=lambda stage: stage.seconds)
+        rows.append(("longest stage", f"{stage_title(longest.stage)}, {duration(longest.seconds)}"))
+        if any(stage.peak_memory for stage in computed):
+            rows.append(("peak memory", max(computed, key=lambda stage: stage.peak_memory or 0).memory))
+    generation = run.stage("generation")
+    passes = generation.rows * generation.figures["token_passes_per_text"]
+    return [*rows, ("token passes of generation", number(float(passes)))]
 
 
 def _mean_and_std(rates: Float[np.ndarray, " seeds"]) -> str:

@@ -48,8 +48,10 @@ from gradmm.flows.ui.markdown import NO_BREAK_SPACE_WITHOUT_WIDTH, WORD_JOINER, 
 from gradmm.flows.ui.pages import TABLE_ROWS, sample_rows, stage_page
 from gradmm.outputs import plot_style
 from gradmm.outputs.descriptions import STAGES
+from gradmm.outputs.glossary import GLOSSARY, entry
 from gradmm.outputs.grades import one_line
 from gradmm.outputs.record import RunRecord, StageRecord
+from gradmm.outputs.report import shown_terms
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.target import preflight
@@ -143,6 +145,11 @@ def test_a_flow_run_is_named_by_its_recipe_and_the_time(twice: tuple) -> None:
     soon = {f"tiny {record.started - timedelta(minutes=1):%Y-%m-%d %H:%M}" for record, _ in twice}
     assert all(re.fullmatch(r"tiny \d{4}-\d\d-\d\d \d\d:\d\d", name) for name in names)
     assert set(names) & (started | soon)  # the name is given some seconds before the run starts
+
+
+def test_the_glossary_has_every_figure_of_the_stages(twice: tuple) -> None:
+    record, _ = twice[0]
+    assert {entry(term) for term in shown_terms(record)} <= set(GLOSSARY)
 
 
 def test_a_line_to_paste_reads_the_rows(twice: tuple) -> None:

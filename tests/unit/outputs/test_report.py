@@ -16,9 +16,10 @@ import pytest
 from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
 from gradmm.metrics.resemblance import Resemblance, resemblance
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
+from gradmm.outputs.glossary import GLOSSARY, entry, meanings
 from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
-from gradmm.outputs.report import class_tables, noise_cosines, resemblance_rows, write_report
+from gradmm.outputs.report import class_tables, costs, noise_cosines, resemblance_rows, shown_terms, write_report
 from gradmm.target.preflight import EXPECTED_SHIFT
 from tests.unit.outputs.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
 
@@ -224,6 +225,32 @@ def test_sentences_are_shown_with_how_they_were_made(
 ) -> None:
     words = report(tmp_path, run_record(SENTIMENT, rows=20, generation=generation), texts).words
     assert made in words
+
+
+def test_every_figure_of_a_run_is_in_the_glossary(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    """The figures that only some recipes have are added here."""
+    run = with_figures(
+        private_run, "target_gradient", probe_trust=0.9, text_tokens={"0": 9.0}, token_sum_noise=0.1
+    )
+    words = report(tmp_path, run, texts).words
+    glossary = words[words.index("Glossary") :]
+    assert [term for term in shown_terms(run) if entry(term) not in GLOSSARY] == []
+    for term, meaning in meanings(shown_terms(run)):
+        assert f"{term} {meaning}" in glossary
+    assert "coordinates" not in dict(meanings(shown_terms(run)))
+
+
+def test_cost_and_time_are_those_of_the_computed_stages(private_run: RunRecord) -> None:
+    found = dict(costs(private_run))
+    computed = [stage for stage in private_run.stages if not stage.cached]
+    assert found["whole run"] == "2 h 06 min"
+    assert found["stages computed"] == f"{len(computed)} of {len(private_run.stages)}"
+    assert found["longest stage"].startswith(stage_title(computed[-1].stage))
+    assert found["token passes of generation"] == "2,449,380"  # 40 texts
+    cached = [stage.model_copy(update={"cached": True}) for stage in private_run.stages]
+    assert "longest stage" not in dict(costs(private_run.model_copy(update={"stages": cached})))
 
 
 def test_few_sentences_are_not_shown_twice(tmp_path: Path, private_run: RunRecord) -> None:
