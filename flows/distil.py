@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import State, flow
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from gradmm.config.loading import validate_recipe
@@ -24,20 +25,28 @@ from gradmm.flows.runtime.recipe_parameters import takes_recipe
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.runtime.ui_logs import logs_in_ui
 from gradmm.flows.ui.artifacts import UiArtifacts
+from gradmm.metrics.resemblance import Resemblance, resemblance
 from gradmm.outputs.folder import write_run
 from gradmm.outputs.record import RunRecord, library_versions
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.storage.location import Location
+from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.finetune_eval import arm_eval
 from gradmm.tasks.finetune_eval import finetune_eval as finetune_eval_stage
 from gradmm.tasks.memorisation import memorisation as memorisation_stage
 from gradmm.tasks.mia_audit import mia_audit as mia_audit_stage
-from gradmm.tasks.runtime.inputs import demo_material
+from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee
+from gradmm.tasks.runtime.stage_task import SplitReference
 
 
-@flow(name="gradmm", persist_result=False, result_serializer="json")
+def run_name() -> str:
+    """Name a flow run by its recipe and the time: 'sst2 2026-11-24 14:05'. In UTC, as run ids are."""
+    return f"{flow_run.parameters.get('name', 'gradmm')} {datetime.now(UTC):%Y-%m-%d %H:%M}"
+
+
+@flow(name="gradmm", flow_run_name=run_name, persist_result=False, result_serializer="json")
 @takes_recipe
 def distil(
     *, root: Location = Path("gradmm-root"), force: tuple[str, ...] = (), **blocks: Any
@@ -106,9 +115,15 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         versions=library_versions(),
         stages=runs.records,
     )
-    record = write_run(root, record, texts=texts, evaluation=evaluation, audit=audit)
+    compared = redact_errors(lambda: compare_with_real(runs, members, texts, recipe.seed), "report", root.errors)
+    record = write_run(root, record, texts=texts, evaluation=evaluation, audit=audit, compared=compared)
     runs.ui.show_run(record)
     return record
+
+
+def compare_with_real(runs: StageRuns, real: SplitReference, texts: StageArtifact, seed: int) -> Resemblance:
+    """Compare the texts with as many real ones, for the private report only. Nothing of it is stored elsewhere."""
+    return resemblance(texts.read()["text"].tolist(), read_split(runs.context, real).texts, seed)
 
 
 def fine_tune(

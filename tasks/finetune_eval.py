@@ -70,9 +70,9 @@ def finetune_eval(context: RunContext, shards: list[StageArtifact]) -> Outcome:
     """Concatenate the rows of `arm_eval` for the arms `before`, `synthetic` and `real`."""
     import pandas as pd  # imported here: see tasks/runtime/stage_task.py
 
-    from gradmm.evaluation.finetune_eval import COLUMNS, summarise
+    from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION, summarise
 
-    frame = pd.concat([shard.read() for shard in shards], ignore_index=True)[COLUMNS]
+    frame = pd.concat([shard.read() for shard in shards], ignore_index=True)[[*COLUMNS, CONFUSION]]
     return frame, summarise(frame)
 
 

@@ -20,6 +20,7 @@ from gradmm.outputs.descriptions import (
     verdict,
 )
 from gradmm.outputs.formatting import duration, number, percent
+from gradmm.outputs.grades import one_line
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
 from gradmm.outputs.report import best_and_worst, has_losses, read_line
 from gradmm.storage.location import Location
@@ -81,6 +82,7 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
     best, worst = best_and_worst(texts)
     parts = [
         f"# {escaped(run.recipe.name)}: {len(texts)} texts",
+        f"**{escaped(one_line(run))}**",
         "\n".join(f"- **{term}**: {escaped(value)}" for term, value in verdict(run)),
         f"Run time {duration(run.seconds)}. {PRIVATE_NOTE}",
         "## Accuracy",

@@ -15,11 +15,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -39,7 +40,12 @@ logger = logging.getLogger(__name__)
 #: is padded to its longest text, by a quarter for sst2 on a CPU. The gradient is the same.
 PART_SIZE = 8
 
+#: The columns of every evaluation of an arm; those by fine-tuning have `CONFUSION` too.
 COLUMNS = ["arm", "seed", "learning_rate", "steps", "step", "split", "accuracy", "loss"]
+
+#: Rows of the test split by true and by answered class: a matrix, row by row, in ascending order of the labels.
+#: Missing for validation, and for a model that has diverged, which answers nothing.
+CONFUSION = "confusion"
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ def evaluate_arm(finetuning: Finetuning, arm: str, examples: Examples, held_out:
     Every number of steps is a training of its own, because the learning rate decays over all of them.
 
     Returns:
-        One row per seed, learning rate, number of steps, checkpoint and split, with the columns `COLUMNS`. `steps`
-        is the length of the whole training, `step` that of the checkpoint.
+        One row per seed, learning rate, number of steps, checkpoint and split, with the columns `COLUMNS` and
+        `CONFUSION`. `steps` is the length of the whole training, `step` that of the checkpoint.
     """
     settings = finetuning.settings
     return pd.concat(
@@ -187,12 +193,46 @@ def accuracies_by_seed(arm_rows: pd.DataFrame) -> pd.DataFrame:
     Columns: `seed`; `accuracy`, of the checkpoint with the best validation accuracy (ties: the lowest validation
     loss), which is unbiased; `best_on_test`, of the checkpoint with the best test accuracy.
     """
-    learning_rate, steps = chosen_schedule(arm_rows)
-    rows = arm_rows.loc[(arm_rows["learning_rate"] == learning_rate) & (arm_rows["steps"] == steps)]
+    rows = _with_chosen_schedule(arm_rows)
     test = rows.loc[rows["split"] == "test"]
-    picked = _validation_best_first(rows).drop_duplicates("seed")[["seed", "step"]]
     best = test.groupby("seed", sort=False)["accuracy"].max().rename("best_on_test").reset_index()
-    return best.merge(test.merge(picked)[["seed", "accuracy"]])
+    return best.merge(chosen_rows(arm_rows)[["seed", "accuracy"]])
+
+
+def chosen_rows(arm_rows: pd.DataFrame) -> pd.DataFrame:
+    """Return each seed's test row, of the chosen schedule's checkpoint with the best validation accuracy."""
+    rows = _with_chosen_schedule(arm_rows)
+    picked = _validation_best_first(rows).drop_duplicates("seed")[["seed", "step"]]
+    return rows.loc[rows["split"] == "test"].merge(picked)
+
+
+def confusions_by_seed(arm_rows: pd.DataFrame) -> Int[np.ndarray, "seeds classes answers"]:
+    """Return each seed's numbers of test rows by true and by answered class, of its row in `chosen_rows`.
+
+    Seeds whose checkpoint has diverged are left out.
+    """
+    counts = [np.asarray(each) for each in chosen_rows(arm_rows)[CONFUSION].dropna()]
+    classes = math.isqrt(len(counts[0])) if counts else 0
+    return np.array(counts, dtype=np.int64).reshape(len(counts), classes, classes)
+
+
+class ClassScores(NamedTuple):
+    """Precision, recall and F1 of each class; 0 where a class is never right."""
+
+    precision: Float[np.ndarray, "*seeds classes"]
+    recall: Float[np.ndarray, "*seeds classes"]
+    f1: Float[np.ndarray, "*seeds classes"]
+
+
+def class_scores(confusion: Int[np.ndarray, "*seeds classes answers"]) -> ClassScores:
+    """Compute each class's scores from one or more confusion matrices."""
+    right = np.diagonal(confusion, axis1=-2, axis2=-1)
+    answered, true = confusion.sum(axis=-2), confusion.sum(axis=-1)
+    return ClassScores(
+        precision=right / np.maximum(answered, 1),
+        recall=right / np.maximum(true, 1),
+        f1=2 * right / np.maximum(answered + true, 1),
+    )
 
 
 def summarise(frame: pd.DataFrame) -> dict[str, float]:
@@ -225,7 +265,10 @@ def _evaluate(
     held_out: HeldOut,
     offset: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Compute accuracy and loss on both splits. An offset changes the classes only, not the loss."""
+    """Compute accuracy and loss on both splits, and the confusion on test.
+
+    An offset changes the classes only, not the loss.
+    """
     offsets = torch.tensor(offset or [0.0] * len(finetuning.template.labels), dtype=torch.float64)
     rows = []
     for split, examples in (("validation", held_out.validation), ("test", held_out.test)):
@@ -242,13 +285,29 @@ def _evaluate(
         # For the NaN logits of a diverged model, argmax would still return a class.
         correct &= scores.class_logits.isfinite().all(dim=1)
         accuracy, loss = correct.double().mean().item(), scores.losses.double().mean().item()
-        rows.append({"split": split, "accuracy": accuracy, "loss": loss})
+        row: dict[str, Any] = {"split": split, "accuracy": accuracy, "loss": loss, CONFUSION: None}
+        if split == "test" and scores.class_logits.isfinite().all():
+            row[CONFUSION] = _confusion(finetuning.template.labels, columns, answers.tolist())
+        rows.append(row)
     return rows
+
+
+def _confusion(labels: Sequence[int], true: Sequence[int], answered: Sequence[int]) -> list[int]:
+    """Count pairs of positions in `labels`, as `CONFUSION` has them."""
+    place = np.argsort(np.argsort(labels))
+    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    np.add.at(counts, (place[list(true)], place[list(answered)]), 1)
+    return counts.ravel().tolist()
 
 
 def _frame(rows: list[dict[str, Any]], arm: str, seed: int, schedule: Schedule, step: int) -> pd.DataFrame:
     run = {"arm": arm, "seed": seed, **schedule._asdict(), "step": step}
-    return pd.DataFrame([run | row for row in rows], columns=COLUMNS)
+    return pd.DataFrame([run | row for row in rows], columns=[*COLUMNS, CONFUSION])
+
+
+def _with_chosen_schedule(arm_rows: pd.DataFrame) -> pd.DataFrame:
+    learning_rate, steps = chosen_schedule(arm_rows)
+    return arm_rows.loc[(arm_rows["learning_rate"] == learning_rate) & (arm_rows["steps"] == steps)]
 
 
 def _validation_best_first(rows: pd.DataFrame) -> pd.DataFrame:

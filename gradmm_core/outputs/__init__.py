@@ -7,6 +7,8 @@
 - `tracking`: record of a run in an MLflow tracking store.
 - `report`: the private HTML report.
 - `descriptions`: each stage's description, result and figures in plain text.
+- `grades`: the verdict in one line, and how it is worked out.
+- `glossary`: the meaning of every figure.
 - `formatting`: numbers as text, nested values by dotted names.
 - `markdown`: escaped text and tables in Markdown.
 - `plots`: the plots of a run.

@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 from typing import TypeVar
 
+from gradmm.metrics.resemblance import Resemblance
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.release import write_release
 from gradmm.outputs.report import write_report
@@ -16,12 +17,18 @@ Record = TypeVar("Record", bound=RunRecord)
 
 
 def write_run(
-    root: Root, record: RunRecord, texts: StageArtifact, evaluation: StageArtifact, audit: StageArtifact
+    root: Root,
+    record: RunRecord,
+    texts: StageArtifact,
+    evaluation: StageArtifact,
+    audit: StageArtifact,
+    compared: Resemblance,
 ) -> RunRecord:
     """Write release/, report.html and run.json to `<root>/runs/<run id>/`. A folder with a run.json is complete.
 
     Args:
         texts: the output of the stage `labelling`.
+        compared: the texts and as many real ones, for the private report only.
 
     Returns:
         The record. Its run id differs if a run of the same second has taken the original one.
@@ -30,7 +37,7 @@ def write_run(
     labelled = texts.read()
     generated = record.stage("generation").read(["loss_history"])
     write_release(folder / "release", record, labelled)
-    write_report(folder / "report.html", record, generated, labelled, evaluation.read(), audit.read())
+    write_report(folder / "report.html", record, generated, labelled, evaluation.read(), audit.read(), compared)
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 

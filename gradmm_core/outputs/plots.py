@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gradmm.audits.mia_audit import ROC_RATES
 from gradmm.audits.repeated_draws import clopper_pearson
+from gradmm.metrics.resemblance import Resemblance
 from gradmm.outputs.plot_style import (
     BLUE,
     GREEN,
@@ -124,6 +125,47 @@ def confidence(texts: pd.DataFrame, names: list[str]) -> Figure:
         figure,
         f"Probability of the likeliest class of {len(highest)} texts: {median:.2f} in the median, half of them "
         f"between {low:.2f} and {high:.2f}.",
+    )
+
+
+@styled
+def lengths(compared: Resemblance) -> Figure:
+    """Plot how many synthetic and how many real texts have which length in words.
+
+    Args:
+        compared: equally many texts of both sides.
+    """
+    sides = {"synthetic": compared.synthetic.lengths, "real": compared.real.lengths}
+    longest = max(1, *(int(each.max(initial=0)) for each in sides.values()))
+    bins = np.linspace(-0.5, longest + 0.5, min(longest + 2, 31))
+    figure, axes = new_figure("Lengths", "words", "texts")
+    for name, each in sides.items():
+        colour, line = ARM_STYLES[name]
+        axes.stairs(np.histogram(each, bins)[0], bins, color=colour, linestyle=line, linewidth=2.0, label=name)
+    axes.set_xlim(bins[0], bins[-1])
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    add_legend(figure)
+    words = [f"{name} texts {np.median(each):g} words" for name, each in sides.items() if len(each)]
+    return described(figure, f"In the median, {' and '.join(words)}." if words else "No texts.")
+
+
+@styled
+def text_map(compared: Resemblance) -> Figure:
+    """Plot synthetic and real texts on the map of `resemblance`."""
+    shares = [f"{share:.1%} of the variance" for share in compared.explained]
+    first, second = (f"{axis} component, {share}" for axis, share in zip(("first", "second"), shares, strict=True))
+    figure, axes = new_figure("Map of the texts", first, second, height=4.4)
+    for name, side, marker in (("real", compared.real, "D"), ("synthetic", compared.synthetic, "o")):
+        x, y = side.places.T
+        colour, _ = ARM_STYLES[name]
+        axes.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.85, markeredgewidth=0, label=name)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5))
+    add_legend(figure)
+    return described(
+        figure, f"{len(compared.synthetic.places)} synthetic and {len(compared.real.places)} real texts."
     )
 
 

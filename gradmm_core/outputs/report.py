@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import numpy as np
 import pandas as pd
 import yaml
+from jaxtyping import Float
 from markupsafe import Markup
 
+from gradmm.metrics.resemblance import Resemblance, Side
 from gradmm.outputs.descriptions import (
     accuracy_rows,
     stage_figures,
@@ -23,6 +26,8 @@ from gradmm.outputs.descriptions import (
     verdict,
 )
 from gradmm.outputs.formatting import duration, number, percent, points
+from gradmm.outputs.glossary import meanings
+from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
 from gradmm.outputs.release import epsilon_table, guarantee_table, how_texts_were_made, public_model_name
 from gradmm.privacy.release_plan import ReleasePlan
@@ -31,6 +36,9 @@ from gradmm.storage.location import Location
 from gradmm.target.preflight import expected_cosines
 
 BEST_SHOWN, WORST_SHOWN = 10, 5
+
+#: Terms of figures that are not a stage's.
+OTHER_TERMS = ("precision", "recall", "F1", "vocabulary", "words that the other side has too")
 
 #: Stages whose figures have a section of their own.
 EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation")
@@ -43,6 +51,7 @@ def write_report(
     texts: pd.DataFrame,
     finetune: pd.DataFrame,
     audit: pd.DataFrame,
+    compared: Resemblance,
 ) -> None:
     """Write the report atomically, readable by its owner only: its figures are measured on private data.
 
@@ -51,6 +60,7 @@ def write_report(
         texts: the labelled texts.
         finetune: rows of the stage `finetune_eval`.
         audit: rows of the stage `mia_audit`.
+        compared: the texts and as many real ones.
 
     Raises:
         KeyError: if a stage lacks a required figure.
@@ -79,6 +89,8 @@ def write_report(
     drawn = {
         "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
         "accuracy": plots.accuracy_by_step(finetune, evaluation),
+        "lengths": plots.lengths(compared),
+        "map": plots.text_map(compared),
         "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
     }
     if run.recipe.labelling.labels == "soft":
@@ -94,7 +106,11 @@ def write_report(
         run=run,
         names=names,
         model=public_model_name(run),
+        grades=grades(run),
         verdict=verdict(run),
+        grade_rules=RULES,
+        glossary=meanings(shown_terms(run)),
+        costs=costs(run),
         guarantee_table=guarantee_table(run),
         epsilons=epsilon_table(run.guarantee),
         how_made=how_texts_were_made(run),
@@ -105,6 +121,10 @@ def write_report(
         parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
         survivors=left,
         accuracies=accuracy_rows(evaluation, run.recipe),
+        claimed=bool(_claim(run)),
+        compared=compared,
+        resemblance=resemblance_rows(compared),
+        by_class=class_tables(finetune, names),
         plots={name: Markup(svg(each)) for name, each in drawn.items()},  # svg escapes all texts
         audit_runs=audit.to_dict("records"),
         has_losses=has_losses(texts),
@@ -141,6 +161,93 @@ def survivors(stages: Sequence[StageRecord], names: Mapping[int, str]) -> list[S
             by_class = [figures["kept_by_label"][str(label)] for label in names]
             rows.append(Survivors(name, figures["kept"], by_class, figures["kept"] / generated))
     return rows
+
+
+@dataclass(frozen=True)
+class ClassTables:
+    """The answers of one arm's fine-tuned model on the test split, class by class.
+
+    Attributes:
+        scores: name, test rows, precision, recall and F1 of each class, and at last the mean of all classes.
+        confusion: name of the true class, and the rows by answered class, summed over the seeds.
+        answers: names of the answered classes.
+    """
+
+    arm: str
+    seeds: int
+    scores: list[tuple[str, int, str, str, str]]
+    confusion: list[tuple[str, list[int]]]
+    answers: list[str]
+
+
+def class_tables(finetune: pd.DataFrame, names: Mapping[int, str]) -> list[ClassTables]:
+    """Tabulate the answers of each arm's chosen checkpoints; leave out an arm whose training has always diverged.
+
+    Args:
+        finetune: rows of the stage `finetune_eval`.
+        names: the classes' names, by label.
+    """
+    from gradmm.evaluation.finetune_eval import class_scores, confusions_by_seed  # late: it imports torch
+
+    tables = []
+    in_order = [names[label] for label in sorted(names)]
+    for arm, rows in finetune.groupby("arm", sort=False):
+        counts = confusions_by_seed(rows)
+        if not len(counts):
+            continue
+        columns = [[*each.T, each.mean(axis=1)] for each in class_scores(counts)]  # by class, then of their mean
+        shown = [[_mean_and_std(each) for each in column] for column in columns]
+        of_class = counts[0].sum(axis=1).tolist()
+        scores = zip([*in_order, "mean of the classes"], [*of_class, sum(of_class)], *shown, strict=True)
+        confusion = list(zip(in_order, counts.sum(axis=0).tolist(), strict=True))
+        tables.append(ClassTables(str(arm), len(counts), list(scores), confusion, in_order))
+    return tables
+
+
+def resemblance_rows(compared: Resemblance) -> list[tuple[str, str, str]]:
+    """Return name, synthetic and real value of each figure of `compared`."""
+
+    def lengths(side: Side) -> str:
+        if not len(side.lengths):
+            return "none"
+        low, median, high = (f"{each:g}" for each in np.quantile(side.lengths, [0.25, 0.5, 0.75]))
+        return f"{median} ({low} to {high})"
+
+    figures: dict[str, Callable[[Side], str]] = {
+        "texts": lambda side: number(len(side.lengths)),
+        "words per text, median and quartiles": lengths,
+        "vocabulary": lambda side: number(side.vocabulary),
+        "words that the other side has too": lambda side: percent(side.shared),
+        "distinct bigrams": lambda side: number(side.distinct_2),
+        "self-BLEU": lambda side: number(side.self_bleu),
+    }
+    return [(name, figure(compared.synthetic), figure(compared.real)) for name, figure in figures.items()]
+
+
+def shown_terms(run: RunRecord) -> list[str]:
+    """Return the terms of all figures in the report that may need a definition."""
+    of_stages = [term for stage in run.stages for term, _ in stage_figures(stage, run.recipe)]
+    return [*of_stages, *OTHER_TERMS]
+
+
+def costs(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what the run took: time of the computed stages, longest stage, peak memory and token passes."""
+    computed = [stage for stage in run.stages if not stage.cached]
+    rows = [("whole run", duration(run.seconds))]
+    rows.append(("stages computed", f"{len(computed)} of {len(run.stages)}"))
+    if computed:
+        longest = max(computed, key=lambda stage: stage.seconds)
+        rows.append(("longest stage", f"{stage_title(longest.stage)}, {duration(longest.seconds)}"))
+        if any(stage.peak_memory for stage in computed):
+            rows.append(("peak memory", max(computed, key=lambda stage: stage.peak_memory or 0).memory))
+    generation = run.stage("generation")
+    passes = generation.rows * generation.figures["token_passes_per_text"]
+    return [*rows, ("token passes of generation", number(float(passes)))]
+
+
+def _mean_and_std(rates: Float[np.ndarray, " seeds"]) -> str:
+    std = float(np.std(rates, ddof=1)) if len(rates) > 1 else None
+    return percent(float(np.mean(rates)), std)
 
 
 def read_line(stage: StageRecord) -> str:

@@ -44,6 +44,8 @@ _EVALUATION = [
     ("accuracy", pa.float64()),
     ("loss", pa.float64()),
 ]
+# The matrix of test rows by true and by answered class, row by row in ascending order of the labels.
+_FINETUNING = [*_EVALUATION, ("confusion", pa.list_(pa.field("element", pa.int64())))]
 _READING = [
     (measure, pa.float64())
     for measure in (
@@ -104,7 +106,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "loss_selection": pa.schema(_RANKED),
     "category_balance": pa.schema(_RANKED),
     "labelling": pa.schema(_LABELLED),
-    "finetune_eval": pa.schema(_EVALUATION),
+    "finetune_eval": pa.schema(_FINETUNING),
     "mechanism_audit": pa.schema(
         [
             ("test", pa.string()),
@@ -163,7 +165,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "coresets": pa.schema(
         [("method", pa.string()), ("label", pa.int64()), ("rank", pa.int64()), ("row", pa.int64())]
     ),
-    "arm_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),
+    "arm_eval": pa.schema([*_FINETUNING, ("size", pa.int64()), ("texts", pa.int64())]),
     # The learning rate and the steps are 0.
     "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),
     "arm_measures": pa.schema(

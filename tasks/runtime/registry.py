@@ -18,8 +18,8 @@ RUN_STAGES = {
     "loss_selection": 6,
     "category_balance": 3,
     "labelling": 1,
-    "arm_eval": 3,
-    "finetune_eval": 3,
+    "arm_eval": 4,
+    "finetune_eval": 4,
     "mia_audit": 3,
     "memorisation": 1,
 }

@@ -21,6 +21,7 @@ from gradmm.errors import BudgetExhausted, InputError
 from gradmm.flows.distil import distil
 from gradmm.flows.ui.pages import stage_page
 from gradmm.lm.model_reference import ModelReference
+from gradmm.metrics.resemblance import resemblance
 from gradmm.outputs.folder import write_run
 from gradmm.outputs.record import RunRecord
 from gradmm.privacy.ledger import Ledger
@@ -190,7 +191,10 @@ def test_runs_of_one_second_take_folders_of_their_own(root: UPath) -> None:
     assert evaluation is not None
     assert audit is not None
     before = objects(root)
-    second, third = (write_run(Root(path=root), record, texts, evaluation, audit).run_id for _ in range(2))
+    compared = resemblance(["a text"], ["a row"], seed=0)
+    second, third = (
+        write_run(Root(path=root), record, texts, evaluation, audit, compared).run_id for _ in range(2)
+    )
     assert (second, third) == (f"{record.run_id}-2", f"{record.run_id}-3")
     assert before.items() <= objects(root).items()
     root.fs.rm([(root / "runs" / run_id).path for run_id in (second, third)], recursive=True)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -47,7 +48,10 @@ from gradmm.flows.ui.markdown import NO_BREAK_SPACE_WITHOUT_WIDTH, WORD_JOINER, 
 from gradmm.flows.ui.pages import TABLE_ROWS, sample_rows, stage_page
 from gradmm.outputs import plot_style
 from gradmm.outputs.descriptions import STAGES
+from gradmm.outputs.glossary import GLOSSARY, entry
+from gradmm.outputs.grades import one_line
 from gradmm.outputs.record import RunRecord, StageRecord
+from gradmm.outputs.report import shown_terms
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.target import preflight
@@ -71,6 +75,11 @@ def without_plots() -> None:
 def latest_run() -> FlowRun:
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0]
+
+
+def flow_runs_of(recipe: str) -> list[FlowRun]:
+    with get_client(sync_client=True) as client:
+        return [each for each in client.read_flow_runs(limit=200) if each.parameters.get("name") == recipe]
 
 
 def artifacts_of(flow_run: FlowRun) -> dict[str, Artifact]:
@@ -129,6 +138,20 @@ def test_every_stage_has_its_page_on_a_first_and_on_a_cached_run(twice: tuple) -
             assert ("Computed in " in page.data) is (stage.stage in made)
 
 
+def test_a_flow_run_is_named_by_its_recipe_and_the_time(twice: tuple) -> None:
+    names = [each.name for each in flow_runs_of("tiny")]
+    assert len(names) >= 2
+    started = {f"tiny {record.started:%Y-%m-%d %H:%M}" for record, _ in twice}
+    soon = {f"tiny {record.started - timedelta(minutes=1):%Y-%m-%d %H:%M}" for record, _ in twice}
+    assert all(re.fullmatch(r"tiny \d{4}-\d\d-\d\d \d\d:\d\d", name) for name in names)
+    assert set(names) & (started | soon)  # the name is given some seconds before the run starts
+
+
+def test_the_glossary_has_every_figure_of_the_stages(twice: tuple) -> None:
+    record, _ = twice[0]
+    assert {entry(term) for term in shown_terms(record)} <= set(GLOSSARY)
+
+
 def test_a_line_to_paste_reads_the_rows(twice: tuple) -> None:
     record, artifacts = twice[0]
     for stage in record.stages:
@@ -180,6 +203,7 @@ def test_the_last_page_has_the_verdict_the_guarantee_texts_and_links(twice: tupl
     html = rendered(page)
     assert "NO GUARANTEE" not in page
     assert escaped(record.guarantee.sentence) in page
+    assert page.splitlines()[2] == f"**{escaped(one_line(record))}**"
     texts = pd.read_parquet(record.stage("labelling").path).sort_values("matching_loss")
     first = page.index("best texts")
     assert page.index(escaped(texts["text"].iloc[0]), first) < page.index("## Stages")

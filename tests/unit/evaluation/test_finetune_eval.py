@@ -9,20 +9,26 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score
 
 from gradmm.config.settings import FinetuneEvalSettings, ModelSettings
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import (
     COLUMNS,
+    CONFUSION,
     Finetuning,
     accuracies_by_seed,
+    chosen_rows,
     chosen_schedule,
+    class_scores,
+    confusions_by_seed,
     epoch_batches,
     evaluate_arm,
     evaluate_before,
@@ -215,7 +221,7 @@ def test_an_arm_is_measured_at_every_checkpoint_with_every_schedule_and_seed(
     finetuning = finetuning_of(tiny_model, prompt_template, **settings, **limits)
     held_out = HeldOut(separable(50, first=500), separable(60, first=700)).limited(finetuning.settings, 7)
     frame = evaluate_arm(finetuning, "arm", separable(6), held_out)
-    assert list(frame.columns) == COLUMNS
+    assert list(frame.columns) == [*COLUMNS, CONFUSION]
     runs = frame[["seed", "learning_rate", "steps"]].drop_duplicates().to_numpy().tolist()
     assert runs == [[seed, rate, steps] for seed in (7, 8) for rate in (1e-6, 3e-3) for steps in (4, 3)]
     checkpoints = frame.groupby("steps")["step"].unique()
@@ -272,9 +278,58 @@ def test_a_diverged_learning_rate_is_logged_and_never_chosen(
     diverged = frame[(frame["learning_rate"] == 1e38) & (frame["step"] == 8)]
     assert diverged["loss"].isna().all()
     assert diverged["accuracy"].eq(0.0).all()
+    assert diverged[CONFUSION].isna().all()
+    assert confusions_by_seed(diverged).shape == (0, 0, 0)
     figures = summarise(frame)
     assert figures["learning_rate_arm"] == 1e-3
     assert all(math.isfinite(figure) for figure in figures.values())
+
+
+def test_the_confusion_counts_the_test_rows_of_each_class_by_what_the_model_answers(
+    tiny_model: ModelReference,
+) -> None:
+    """The classes are listed in descending order of their labels; the offset forces the answer."""
+    descending = PromptTemplate(
+        suffix=" It was", verbalisers={7: " great", 5: " odd", 2: " bad"}, max_text_tokens=64
+    )
+    finetuning = finetuning_of(tiny_model, descending, seeds=(7,))
+    test = Examples([[70], [71], [72], [73], [74], [75]], [2, 5, 7, 7, 5, 7])
+    held_out = HeldOut(test.take([0, 1]), test)
+    for column, label in enumerate((7, 5, 2)):
+        offset = [0.0 if other == column else 1e6 for other in range(3)]
+        frame = evaluate_before(finetuning, held_out, "before", offset)
+        assert frame.loc[frame["split"] == "validation", CONFUSION].isna().all()
+        (counts,) = confusions_by_seed(frame)
+        assert counts.sum(axis=1).tolist() == [1, 2, 3]
+        assert counts[:, sorted((2, 5, 7)).index(label)].tolist() == [1, 2, 3]
+        assert counts.trace() / 6 == pytest.approx(frame["accuracy"].tolist()[1])
+
+
+def test_a_checkpoints_confusion_has_its_accuracy_and_survives_parquet(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, tmp_path: Path
+) -> None:
+    finetuning = finetuning_of(tiny_model, prompt_template, steps=4, evaluate_every=2, seeds=(0, 1), batch_size=4)
+    frame = evaluate_arm(finetuning, "arm", separable(6), HeldOut(separable(10), separable(20, first=30)))
+    frame.to_parquet(tmp_path / "frame.parquet")
+    counts = confusions_by_seed(pd.read_parquet(tmp_path / "frame.parquet"))
+    assert counts.shape == (2, 2, 2)
+    assert counts.sum(axis=(1, 2)).tolist() == [20, 20]
+    right = [each.trace() / 20 for each in counts]
+    assert right == pytest.approx(accuracies_by_seed(frame)["accuracy"].tolist())
+    assert len(chosen_rows(frame)) == 2
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=40),
+)
+def test_scores_of_classes_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    true, answered = zip(*pairs, strict=True)
+    counts = confusion_matrix(true, answered, labels=[0, 1, 2])
+    for average, name in ((precision_score, "precision"), (recall_score, "recall"), (f1_score, "f1")):
+        expected = average(true, answered, labels=[0, 1, 2], average=None, zero_division=0)  # pyright: ignore[reportArgumentType]
+        np.testing.assert_allclose(getattr(class_scores(counts), name), expected, atol=1e-12)
+        of_two = getattr(class_scores(np.stack([counts * 3, counts.T * 0])), name)
+        np.testing.assert_allclose(of_two, [expected, [0, 0, 0]], atol=1e-12)
 
 
 def table(*runs: tuple[int, float, int, float, float, float], steps: int = 100) -> pd.DataFrame:

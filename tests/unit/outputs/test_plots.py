@@ -13,17 +13,21 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from gradmm.audits.mia_audit import largest_advantage
 from gradmm.config.settings import PrivacySettings
+from gradmm.metrics.resemblance import resemblance
 from gradmm.outputs import plot_style, plots
 from gradmm.privacy.guarantee import guarantee
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.studies import plots as study_plots
-from tests.unit.outputs.test_report import audit_rows, finetune_rows
+from tests.unit.outputs.test_report import REAL, audit_rows, finetune_rows
 
 FINETUNE = {
     "accuracy_before": 0.60311,
@@ -33,6 +37,9 @@ FINETUNE = {
     "steps_real": 200,
 }
 AUDIT = {"test_records": 100, "advantage": 0.03, "detectable_advantage": 0.1763, "auc": 0.51, "tpr_at_1_fpr": 0.02}
+
+
+SYNTHETIC = ["a good film", "a bad film", "the plot of this long film is thin", "dull"]
 
 
 def compare_rows() -> pd.DataFrame:
@@ -84,6 +91,8 @@ def figures() -> dict[str, Figure]:
         "gradient_errors": study_plots.gradient_errors(gradients_rows()),
         "bounds": study_plots.bounds_and_observations(bounds_rows()),
         "cosines": plots.cosines({"bad": 0.8}, {"bad": 0.75, "good": 0.9}),
+        "lengths": plots.lengths(resemblance(SYNTHETIC, REAL, seed=0)),
+        "text_map": plots.text_map(resemblance(SYNTHETIC, REAL, seed=0)),
     }
 
 
@@ -206,6 +215,28 @@ def test_cosines_that_were_not_expected_are_drawn_alone() -> None:
     assert legend(plots.cosines({}, {"bad": 0.75})) == ["actual"]
 
 
+def test_lengths_are_counts_of_both_sides() -> None:
+    compared = resemblance(["one", "one two", "one two"], ["a b c d", "a", "b"], seed=0)
+    figure = plots.lengths(compared)
+    bars: list[Any] = list(figure.axes[0].patches)
+    assert {bar.get_label(): bar.get_data().values.tolist() for bar in bars} == {
+        "synthetic": [0, 1, 2, 0, 0],
+        "real": [0, 2, 0, 0, 1],
+    }
+    assert bars[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5]
+    assert figure.get_label() == "In the median, synthetic texts 2 words and real texts 1 words."
+
+
+def test_the_map_has_a_point_for_each_text_of_both_sides() -> None:
+    compared = resemblance(SYNTHETIC, REAL, seed=0)
+    figure = plots.text_map(compared)
+    drawn = lines(figure)
+    assert drawn["synthetic"].get_xydata().tolist() == compared.synthetic.places.tolist()
+    assert drawn["real"].get_xydata().tolist() == compared.real.places.tolist()
+    assert f"{compared.explained[0]:.1%} of the variance" in figure.axes[0].get_xlabel()
+    assert legend(figure) == ["real", "synthetic"]
+
+
 def test_svg_is_the_same_each_time_and_after_a_png(svgs: dict[str, str]) -> None:
     for name, figure in figures().items():
         assert plot_style.svg(figure) == svgs[name], name
@@ -247,6 +278,30 @@ def test_any_name_of_a_class_is_shown_as_text(name: str) -> None:
     assert any(expected in text for text in shown)
     assert plot_style.svg(plots.cosines({}, {name: 0.5}))
     assert plot_style.png(figure)
+
+
+def test_no_words_of_a_plot_are_cut_off() -> None:
+    long = "an_unusually_long_name_of_a_class"
+    drawn = figures() | {
+        "long cosines": plots.cosines({}, {long: 0.5, "x": 0.7}),
+        "long survivors": plots.survivors([long, f"{long} too"], ["category_balance"], [[900, 900]]),
+    }
+    for name, figure in drawn.items():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        (axes,) = figure.axes
+        for text in figure.findobj(Text):
+            box = text.get_window_extent(canvas.get_renderer())
+            if text.get_text() and text not in undrawn(axes):
+                inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+                assert inside, (name, text.get_text())
+
+
+def undrawn(axes: Axes) -> list[Any]:
+    """Return the labels of ticks outside of the axes, which matplotlib keeps and does not draw."""
+    sides = ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+    ticks = [(tick, limits) for axis, limits in sides for tick in axis.get_major_ticks()]
+    return [tick.label1 for tick, limits in ticks if not min(limits) <= tick.get_loc() <= max(limits)]
 
 
 def test_png_is_opaque_and_as_wide_as_a_page() -> None:

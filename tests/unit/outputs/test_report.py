@@ -13,12 +13,18 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gradmm.evaluation.finetune_eval import COLUMNS
+from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
+from gradmm.metrics.resemblance import Resemblance, resemblance
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
+from gradmm.outputs.glossary import GLOSSARY, entry, meanings
+from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
-from gradmm.outputs.report import noise_cosines, write_report
+from gradmm.outputs.report import class_tables, costs, noise_cosines, resemblance_rows, shown_terms, write_report
 from gradmm.target.preflight import EXPECTED_SHIFT
 from tests.unit.outputs.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
+
+#: Real texts. The report has figures of them, and none of their words.
+REAL = [f"{word} clerk counted the ledgers of Aldermoor" for word in ("A", "The", "Some", "One", "Every")]
 
 SVG = {"svg", "defs", "g", "path", "text", "use"}
 
@@ -73,7 +79,11 @@ def finetune_rows(seeds: int = 3) -> pd.DataFrame:
                 rows += [
                     (arm, 0, rate, steps, step, split, 0.5, 2.0) for rate, steps in ((1e-2, 200), (chosen, 300))
                 ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    # 400 negative and 600 positive rows; the share of right answers is the accuracy.
+    right = (frame["accuracy"] * 1000).round().astype(int)
+    counts = pd.Series([[n - n // 2, 400 - n + n // 2, 600 - n // 2, n // 2] for n in right])
+    return frame.assign(**{CONFUSION: counts.where(frame["split"] == "test", None)})
 
 
 def audit_rows(runs: int = 10) -> pd.DataFrame:
@@ -97,9 +107,15 @@ def generated_rows() -> pd.DataFrame:
     return pd.DataFrame({"loss_history": [[0.5, 0.3, 0.2], [0.6, 0.4, 0.25]]})
 
 
+def compared_with(texts: pd.DataFrame) -> Resemblance:
+    return resemblance(texts["text"].tolist(), REAL, seed=0)
+
+
 def report(tmp_path: Path, run: RunRecord, texts: pd.DataFrame, seeds: int = 3, audits: int = 10) -> Page:
     path = tmp_path / "report.html"
-    write_report(path, run, generated_rows(), texts, finetune_rows(seeds), audit_rows(audits))
+    write_report(
+        path, run, generated_rows(), texts, finetune_rows(seeds), audit_rows(audits), compared_with(texts)
+    )
     return Page(path.read_text())
 
 
@@ -138,6 +154,16 @@ def test_verdict_gives_counts_accuracies_guarantee_and_what_the_audit_could_see(
     assert "(100 members and 100 non-members; detectable with 80% power: 17.6 points)" in words
 
 
+def test_verdict_begins_with_a_grade_of_each_aspect_whose_rule_is_in_the_glossary(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    words = report(tmp_path, private_run, texts).words
+    line = " ".join(f"{aspect}: {grade} ({reason})" for aspect, grade, reason in grades(private_run))
+    assert words.index(line) < words.index("20 left of 40")
+    glossary = words[words.index("Glossary") :]
+    assert all(f"{aspect} {rule}" in glossary for aspect, rule in RULES.items())
+
+
 def test_one_seed_and_one_audit_run_show_no_spread(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
@@ -150,6 +176,7 @@ def test_one_seed_and_one_audit_run_show_no_spread(
     words = report(tmp_path, run, texts, seeds=1, audits=1).words
     assert "on synthetic texts 71.3%, on as many real texts 73.8%" in words
     assert "With one seed" in words
+    assert "one seed: no interval" in words
     assert "advantage +2.8 points, AUC" in words
 
 
@@ -198,6 +225,32 @@ def test_sentences_are_shown_with_how_they_were_made(
 ) -> None:
     words = report(tmp_path, run_record(SENTIMENT, rows=20, generation=generation), texts).words
     assert made in words
+
+
+def test_every_figure_of_a_run_is_in_the_glossary(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    """The figures that only some recipes have are added here."""
+    run = with_figures(
+        private_run, "target_gradient", probe_trust=0.9, text_tokens={"0": 9.0}, token_sum_noise=0.1
+    )
+    words = report(tmp_path, run, texts).words
+    glossary = words[words.index("Glossary") :]
+    assert [term for term in shown_terms(run) if entry(term) not in GLOSSARY] == []
+    for term, meaning in meanings(shown_terms(run)):
+        assert f"{term} {meaning}" in glossary
+    assert "coordinates" not in dict(meanings(shown_terms(run)))
+
+
+def test_cost_and_time_are_those_of_the_computed_stages(private_run: RunRecord) -> None:
+    found = dict(costs(private_run))
+    computed = [stage for stage in private_run.stages if not stage.cached]
+    assert found["whole run"] == "2 h 06 min"
+    assert found["stages computed"] == f"{len(computed)} of {len(private_run.stages)}"
+    assert found["longest stage"].startswith(stage_title(computed[-1].stage))
+    assert found["token passes of generation"] == "2,449,380"  # 40 texts
+    cached = [stage.model_copy(update={"cached": True}) for stage in private_run.stages]
+    assert "longest stage" not in dict(costs(private_run.model_copy(update={"stages": cached})))
 
 
 def test_few_sentences_are_not_shown_twice(tmp_path: Path, private_run: RunRecord) -> None:
@@ -250,7 +303,7 @@ def test_stages_are_linked_by_addresses_that_hold_where_the_root_is_moved(
     folder = tmp_path / "runs" / "some-run"
     folder.mkdir(parents=True)
     page = report(folder, private_run.model_copy(update={"stages": stages}), texts)
-    links = [link["href"] for link in page.tags("a")]
+    links = [link["href"] for link in page.tags("a") if not str(link["href"]).startswith("#")]
     assert links == [f"../../stages/{stage.stage}/a%20b.parquet" for stage in private_run.stages]
 
 
@@ -265,12 +318,27 @@ def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRe
         "Confidence of the labels",
         "Test accuracy by fine-tuning step",
         "Membership inference",
+        "Lengths",
+        "Map of the texts",
     ]
     assert "after category balance 10 negative, 10 positive" in labels[3]
     assert "on synthetic texts 72.0% after 200 steps" in labels[5]
     fills = {text["fill"] for text in page.tags("text")}
     assert fills == {"currentColor"}
     assert "bound of the guarantee" in page.words
+
+
+def test_the_captions_name_what_their_plots_show(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    bound, grey = "Dashed: the highest curve that the guarantee allows", "Grey: curves that the audit tells"
+    words = report(tmp_path, private_run, texts).words
+    assert bound in words
+    assert grey in words
+    blind = with_figures(run_record(SENTIMENT, rows=20, epsilon=None), "mia_audit", detectable_advantage=None)
+    words = report(tmp_path, blind, texts).words
+    assert bound not in words
+    assert grey not in words
 
 
 def test_run_without_noise_has_no_plot_of_it(tmp_path: Path, texts: pd.DataFrame) -> None:
@@ -362,7 +430,7 @@ def test_page_does_not_scroll_sideways_but_wide_tables_do(tmp_path: Path, width:
     tables = f"[...page.document.querySelectorAll('.scroll')].filter(e => {over}(e) > 0).length"
     assert (int(in_browser(tmp_path, html, width, tables)) > 0) == (width < 1280)
     svg = "[...page.document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().width > 200)"
-    assert in_browser(tmp_path, html, width, f"{svg}.length") == "7"
+    assert in_browser(tmp_path, html, width, f"{svg}.length") == "9"
 
 
 @pytest.mark.parametrize(
@@ -420,6 +488,63 @@ def test_additional_figures_are_shown(tmp_path: Path, private_run: RunRecord, te
     assert "expected cosine 0.1235" in words
 
 
+def test_classes_have_scores_and_a_confusion_matrix(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    """At accuracies of 0.71, 0.72 and 0.73, the first half of the right answers is negative."""
+    words = report(tmp_path, private_run, texts).words
+    section = words[words.index("Class by class") : words.index("Membership-inference audit")]
+    assert re.findall("The model [a-z- ]+ Test rows", section) == [
+        f"The model {each} Test rows"
+        for each in ("before fine-tuning", "fine-tuned on synthetic texts", "fine-tuned on real texts")
+    ]
+    synthetic = section[section.index("fine-tuned on synthetic") : section.index("fine-tuned on real")]
+    assert "true class answer negative answer positive" in synthetic
+    assert "negative 1,080 120 positive 720 1,080" in synthetic
+    assert "summed over 3 seeds" in synthetic
+    assert "negative 400 60.0 ± 0.8% 90.0 ± 1.3% 72.0 ± 1.0%" in synthetic
+    assert "positive 600 90.0 ± 1.3% 60.0 ± 0.8% 72.0 ± 1.0%" in synthetic
+    assert "mean of the classes 1,000 75.0" in synthetic
+
+
+def test_synthetic_and_real_texts_are_compared_without_a_word_of_the_real_ones(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    page = report(tmp_path, private_run, texts)
+    compared = compared_with(texts)
+    assert (
+        "figure synthetic real texts 5 5 words per text, median and quartiles 5 (5 to 5) 7 (7 to 7)" in page.words
+    )
+    for name, synthetic, real in resemblance_rows(compared):
+        assert f"{name} {synthetic} {real}" in page.words
+    assert (
+        f"words that the other side has too {compared.synthetic.shared:.1%} {compared.real.shared:.1%}"
+        in page.words
+    )
+    assert f"hold {sum(compared.explained):.1%} of the variance" in page.words
+    html = (tmp_path / "report.html").read_text()
+    assert not [word for word in ("clerk", "ledgers", "Aldermoor") if word in html]
+
+
+def test_no_texts_are_compared_with_no_texts(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
+    path = tmp_path / "report.html"
+    nothing = resemblance([], [], seed=0)
+    write_report(path, private_run, generated_rows(), texts, finetune_rows(), audit_rows(), nothing)
+    assert "words per text, median and quartiles none none" in Page(path.read_text()).words
+
+
+def test_one_seed_and_a_diverged_arm_have_no_spread_and_no_table(texts: pd.DataFrame) -> None:
+    rows = finetune_rows(seeds=1)
+    before, synthetic, real = class_tables(rows, {1: "positive", 0: "negative"})
+    assert (before.arm, synthetic.arm, real.arm) == ("before", "synthetic", "real")
+    assert synthetic.answers == ["negative", "positive"]
+    assert synthetic.confusion == [("negative", [355, 45]), ("positive", [245, 355])]
+    assert synthetic.scores[0] == ("negative", 400, "59.2%", "88.8%", "71.0%")
+    diverged = rows.copy()
+    diverged.loc[rows["arm"] == "real", CONFUSION] = None
+    assert [each.arm for each in class_tables(diverged, SENTIMENT)] == ["before", "synthetic"]
+
+
 def test_other_arms_are_shown_beside_synthetic_and_real(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
@@ -429,7 +554,7 @@ def test_other_arms_are_shown_beside_synthetic_and_real(
     rows = pd.concat([rows, rows[rows["arm"] == "real"].assign(arm="rerank")])
     path = tmp_path / "report.html"
     run = with_figures(private_run, "finetune_eval", **more)
-    write_report(path, run, generated_rows(), texts, rows, audit_rows())
+    write_report(path, run, generated_rows(), texts, rows, audit_rows(), compared_with(texts))
     page = Page(path.read_text())
     assert "rerank texts 73.8 ± 1.0%" in page.words
     assert "on rerank texts 74.0% after 200 steps" in str(page.tags("svg")[5]["aria-label"])
