@@ -13,7 +13,7 @@ folder in the repository, and are installed below it:
     lm          the language model: tokens, prompts, sampling, classification
     gradients   gradients of examples in closed form, and the matching loss
     privacy     the mechanism, its sensitivity, the guarantee, the ledger
-    audit       attacks on the mechanism and on fine-tuned models
+    audits      attacks on the mechanism and on fine-tuned models
     target      the gradient that texts are to match, and the probe and token rates released with it
     filters     choosing among generated texts
     generation  writing texts that match: search and ADMM

@@ -26,7 +26,7 @@ def mechanism_audit(
         RuntimeError: if a check fails, or the certified epsilon exceeds the claim.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.audit import mechanism_audit as audit
+    from gradmm.audits import mechanism_audit as audit
 
     norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share, token_share)
     found = audit.mechanism_audit(mechanism, norms, settings, seed)

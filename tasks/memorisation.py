@@ -13,8 +13,8 @@ def memorisation(
 ) -> Outcome:
     """Compare every text with the train rows (members) and with validation rows (non-members) as the baseline."""
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.audit.memorisation import memorisation as measure
-    from gradmm.audit.memorisation import summarise
+    from gradmm.audits.memorisation import memorisation as measure
+    from gradmm.audits.memorisation import summarise
 
     synthetic = texts.read()
     frame = measure(

@@ -41,8 +41,8 @@ def mia_audit(
     # Imported here: see tasks/runtime/stage_task.py.
     import torch
 
-    from gradmm.audit.mia_audit import mia_audit as audit
-    from gradmm.audit.mia_audit import summarise
+    from gradmm.audits.mia_audit import mia_audit as audit
+    from gradmm.audits.mia_audit import summarise
     from gradmm.data.examples import Examples
     from gradmm.lm.classification import score
     from gradmm.tasks.finetune_eval import finetuning_of, tokenised

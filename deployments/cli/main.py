@@ -234,7 +234,7 @@ def privacy(
 @app.command(group=RUNNING)
 def audit(recipe: RecipeName, /, *, changes: Changes = Changes()) -> int:
     """Audit a recipe's noise mechanism with canaries. Reads no data."""
-    from gradmm.audit.mechanism_audit import mechanism_audit
+    from gradmm.audits.mechanism_audit import mechanism_audit
     from gradmm.deployments.cli.summary import print_audit
     from gradmm.privacy.release_plan import release_plan
 

@@ -19,7 +19,7 @@ from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root
 
 if TYPE_CHECKING:
-    from gradmm.audit.mechanism_audit import MechanismAudit  # it imports scikit-learn
+    from gradmm.audits.mechanism_audit import MechanismAudit  # it imports scikit-learn
 
 
 #: Names of the audit's checks, and the digits to show.

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gradmm.audit.mia_audit import ROC_RATES
-from gradmm.audit.repeated_draws import clopper_pearson
+from gradmm.audits.mia_audit import ROC_RATES
+from gradmm.audits.repeated_draws import clopper_pearson
 from gradmm.outputs.plot_style import (
     BLUE,
     GREEN,

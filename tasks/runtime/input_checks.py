@@ -63,7 +63,7 @@ def check_records(data: DataReference) -> None:
         InputError: if there are too few.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.audit.mia_audit import MIN_RECORDS
+    from gradmm.audits.mia_audit import MIN_RECORDS
 
     members, non_members = data.train.rows, data.validation.rows
     if min(members, non_members) < MIN_RECORDS:

@@ -26,7 +26,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.settings import PREFECT_API_URL
 from safetensors.torch import load_file, save_file
 
-from gradmm.audit.mechanism_audit import MechanismAudit, mechanism_audit
+from gradmm.audits.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm.config.settings import MechanismAuditSettings
 from gradmm.deployments.cli.main import main
 from gradmm.deployments.cli.study_commands import StudyOptions
@@ -440,7 +440,7 @@ def test_an_audit_is_of_the_parts_that_would_be_released(
         audited.append(norms)
         return mechanism_audit(mechanism, norms, settings, seed)
 
-    monkeypatch.setattr("gradmm.audit.mechanism_audit.mechanism_audit", audit)
+    monkeypatch.setattr("gradmm.audits.mechanism_audit.mechanism_audit", audit)
     private = ["--set", "privacy={epsilon: 0.05, delta: 1e-5, declared_records: 8000}"]
     for share, dimensions in ((0.5, "auto"), (0.5, 4), (0, "auto")):
         probe = f"target_gradient={{probe_share: {share}, token_share: 0, probe_dimensions: {dimensions}}}"

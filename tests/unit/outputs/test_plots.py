@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from gradmm.audit.mia_audit import largest_advantage
+from gradmm.audits.mia_audit import largest_advantage
 from gradmm.config.settings import PrivacySettings
 from gradmm.outputs import plot_style, plots
 from gradmm.privacy.guarantee import guarantee

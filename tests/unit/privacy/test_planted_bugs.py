@@ -1,6 +1,6 @@
 """Planted bugs of a privacy mechanism: each has a check that passes on our code and fails on the bug.
 
-unit/audit/test_planted_bugs.py shows which bugs the audit finds in a run. Those here are in code that the audit's
+unit/audits/test_planted_bugs.py shows which bugs the audit finds in a run. Those here are in code that the audit's
 canaries do not reach, or are found without it. test_ledger.py and tests/flows/test_privacy.py cover the ledger
 (skipped, racing, killed).
 """

@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from gradmm.audit.canaries import CanaryRelease
-from gradmm.audit.checks import Check, NoiseSample, check_sensitivity, required_sigma
-from gradmm.audit.one_run import check_guesses, expected_correct_guesses, one_run_epsilon
-from gradmm.audit.repeated_draws import (
+from gradmm.audits.canaries import CanaryRelease
+from gradmm.audits.checks import Check, NoiseSample, check_sensitivity, required_sigma
+from gradmm.audits.one_run import check_guesses, expected_correct_guesses, one_run_epsilon
+from gradmm.audits.repeated_draws import (
     certified_epsilon,
     check_finite,
     expected_certified_epsilon,

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from gradmm.audit.canaries import CanaryRelease
-from gradmm.audit.mechanism_audit import (
+from gradmm.audits.canaries import CanaryRelease
+from gradmm.audits.mechanism_audit import (
     COLUMNS,
     MechanismAudit,
     correct_guesses,
     mechanism_audit,
     one_run_scores,
 )
-from gradmm.audit.one_run import expected_correct_guesses, one_run_epsilon, one_run_p_value
-from gradmm.audit.repeated_draws import (
+from gradmm.audits.one_run import expected_correct_guesses, one_run_epsilon, one_run_p_value
+from gradmm.audits.repeated_draws import (
     certified_epsilon,
     clopper_pearson,
     expected_certified_epsilon,

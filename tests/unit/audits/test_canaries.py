@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradmm.audit.canaries import CANARY_NORM, CanaryRelease
+from gradmm.audits.canaries import CANARY_NORM, CanaryRelease
 from gradmm.privacy.sensitivity import ReleaseNorms
 from tests.conftest import make_mechanism
 

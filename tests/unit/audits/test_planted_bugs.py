@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradmm.audit.mechanism_audit import MechanismAudit, mechanism_audit
+from gradmm.audits.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm.config.settings import MechanismAuditSettings
 from gradmm.gradients.head_gradient import HeadGradients
 from gradmm.privacy import mechanism as mechanism_module

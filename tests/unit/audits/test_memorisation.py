@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradmm.audit.memorisation import MEASURED, SuffixAutomaton, memorisation, summarise
+from gradmm.audits.memorisation import MEASURED, SuffixAutomaton, memorisation, summarise
 from gradmm.errors import InputError
 from tests.conftest import examples
 

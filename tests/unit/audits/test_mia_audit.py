@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from gradmm.audit.mia_audit import (
+from gradmm.audits.mia_audit import (
     COLUMNS,
     ROC_RATES,
     attack,
@@ -130,8 +130,8 @@ def test_the_threshold_never_sees_the_records_that_it_is_tested_on() -> None:
         return record
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradmm.audit.mia_audit.best_threshold", spy("threshold", best_threshold))
-        patch.setattr("gradmm.audit.mia_audit.attack", spy("test", attack))
+        patch.setattr("gradmm.audits.mia_audit.best_threshold", spy("threshold", best_threshold))
+        patch.setattr("gradmm.audits.mia_audit.attack", spy("test", attack))
         mia_audit(members, non_members, setting, 0, None)
     assert len(seen) == 40
     for (_, members_of_threshold, others_of_threshold), (_, members_of_test, others_of_test) in zip(

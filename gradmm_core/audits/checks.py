@@ -19,7 +19,7 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 from scipy.stats import chi2, norm
 
-from gradmm.audit.canaries import CANARY_NORM, CanaryRelease
+from gradmm.audits.canaries import CANARY_NORM, CanaryRelease
 from gradmm.config.settings import Settings
 from gradmm.privacy.mechanism import SUM_SLACK, GaussianMechanism, discrete_multiplier, gaussian_delta
 

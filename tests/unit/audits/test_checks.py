@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradmm.audit.checks import Check, NoiseSample, check_sensitivity, required_sigma
-from gradmm.audit.mechanism_audit import CanaryRelease
+from gradmm.audits.checks import Check, NoiseSample, check_sensitivity, required_sigma
+from gradmm.audits.mechanism_audit import CanaryRelease
 from gradmm.privacy.sensitivity import ReleaseNorms
 from tests.conftest import examples, make_mechanism
 
