@@ -129,7 +129,8 @@ def _target(options: argparse.Namespace, folder: Path) -> None:
 def measure_target(folder: Path, data: Path, rows: int) -> str:
     """Measure the fingerprint of the data, and the stage, without Prefect."""
     from gradmm.config.loading import validate_recipe
-    from gradmm.flows.pipeline import prompt_template_of, stage_runs
+    from gradmm.flows.pipeline import stage_runs
+    from gradmm.lm.prompt_template import PromptTemplate
     from gradmm.storage.artifacts import Root
     from gradmm.tasks.runtime.inputs import dataset_fingerprint, model_fingerprint
     from gradmm.tasks.target_gradient import target_gradient
@@ -148,7 +149,7 @@ def measure_target(folder: Path, data: Path, rows: int) -> str:
             "train": train,
             "space": None,
             "model": model,
-            "prompt_template": prompt_template_of(recipe),
+            "prompt_template": PromptTemplate.of(recipe),
             "settings": recipe.target_gradient,
             "clipping_norm": 1.0,
             "mechanism": None,

@@ -11,7 +11,9 @@ from gradmm.config.recipe import Recipe
 from gradmm.flows.runtime.shard_runners import task_runner
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
+from gradmm.generation.per_class import class_records, text_tokens, tilts_words
 from gradmm.generation.shards import plan_shards
+from gradmm.labelling.labelling import uses_release
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import budget_of
@@ -105,7 +107,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     """
     context, plan = runs.context, runs.plan
     model = model_fingerprint(recipe.model)
-    prompt_template = prompt_template_of(recipe)
+    prompt_template = PromptTemplate.of(recipe)
     public_inputs = {
         "model": model,
         "prompt_template": prompt_template,
@@ -185,8 +187,8 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
 
 def _word_tilt(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact | None:
     """Fit the tilt of words; None if no token rates were released, or if no words are sampled."""
-    settings, plan = recipe.word_tilt, target_context.plan
-    if plan.target.token_share == 0 or settings.strength == 0 or recipe.generation.method == "admm":
+    plan = target_context.plan
+    if not tilts_words(recipe, plan.target):
         return None
     return runs.run(
         word_tilt_stage,
@@ -197,7 +199,7 @@ def _word_tilt(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -
         matching=plan.target,
         categories=list(recipe.classes),
         text_tokens={c.label: text_tokens(recipe, c.label, target_context.target) for c in recipe.classes},
-        settings=settings,
+        settings=recipe.word_tilt,
         generation=recipe.generation,
         seed=recipe.seed,
     )
@@ -243,18 +245,18 @@ def labelled_texts(
 ) -> StageArtifact:
     """Give each text that the filters kept its class probabilities."""
     matching = target_context.plan.target
-    uses_release = recipe.labelling.release and (matching.probe_share > 0 or matching.token_share > 0)
+    released = uses_release(recipe.labelling, matching)
     return runs.run(
         labelling_stage,
         texts=filtered,
         model=target_context.model,
         prompt_template=target_context.prompt_template,
         class_names=recipe.class_names,
-        instructions=instructions_of(recipe),
+        instructions=recipe.instructions,
         matching=matching,
         settings=recipe.labelling,
-        target=target_context.target if uses_release else None,
-        space=target_context.space if uses_release else None,
+        target=target_context.target if released else None,
+        space=target_context.space if released else None,
     )
 
 
@@ -262,8 +264,8 @@ def space_inputs(runs: StageRuns, recipe: Recipe, model: ModelReference) -> dict
     """Return the inputs of the stage `target_space`."""
     return {
         "model": model,
-        "prompt_template": prompt_template_of(recipe),
-        "instructions": instructions_of(recipe),
+        "prompt_template": PromptTemplate.of(recipe),
+        "instructions": recipe.instructions,
         "settings": runs.plan.target,
         "clipping_norm": runs.plan.norms.gradient,
     }
@@ -294,37 +296,3 @@ def public_space(runs: StageRuns, recipe: Recipe, model: ModelReference) -> Stag
         if warning := delta_warning(recipe.privacy):
             logger.info("%s", warning)
     return space if plan.target.uses_public_text else None
-
-
-def prompt_template_of(recipe: Recipe) -> PromptTemplate:
-    """Build the prompt template from the recipe's template and the verbalisers of its classes."""
-    return PromptTemplate(
-        suffix=recipe.template.suffix,
-        verbalisers={c.label: c.verbaliser for c in recipe.classes},
-        max_text_tokens=recipe.template.max_text_tokens,
-    )
-
-
-def instructions_of(recipe: Recipe) -> dict[int, str]:
-    """Return the instruction of each class, keyed by label."""
-    return {c.label: c.instruction for c in recipe.classes}
-
-
-def text_tokens(recipe: Recipe, label: int, target: StageArtifact) -> int:
-    """Return n, the length of a class's texts: the recipe's, or the mean length of its real texts for "auto"."""
-    if recipe.generation.text_tokens == "auto":
-        return max(1, round(target.figures["text_tokens"][str(label)]))
-    return recipe.generation.text_tokens
-
-
-def class_records(recipe: Recipe, label: int, target: StageArtifact) -> float | None:
-    """Return the number of records of a class, or None unless texts match its mean gradient.
-
-    In a private run, the number is an equal share of the declared records.
-    """
-    if not recipe.target_gradient.centred or recipe.generation.matches == "difference":
-        return None
-    if recipe.privacy.epsilon is None:
-        return float(target.figures["records"][str(label)])
-    assert recipe.privacy.declared_records is not None  # `Recipe` requires it for generation.matches=mean
-    return recipe.privacy.declared_records / len(recipe.classes)

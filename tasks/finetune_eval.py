@@ -88,9 +88,4 @@ def finetuning_of(
 
 def tokenised(finetuning: Finetuning, context: RunContext, split: SplitReference) -> Examples:
     """Read and tokenise a split of the real data."""
-    from gradmm.data.examples import Examples
-    from gradmm.lm.template import tokenise_split
-
-    data = read_split(context, split)
-    tokens = tokenise_split(finetuning.tokenizer, data.texts, finetuning.template.max_text_tokens, split.split)
-    return Examples(tokens, data.labels)
+    return finetuning.tokenised(read_split(context, split), split.split)

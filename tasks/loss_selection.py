@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import Any
-
 from gradmm.config.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
-from gradmm.filters.rows import filter_figures, kept_texts, token_lists
+from gradmm.filters.rows import filter_figures, kept_texts
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
@@ -35,36 +32,23 @@ def loss_selection(
     `by="set"` needs memory that grows with the square of the number of texts.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.filters.loss_selection import select_by_loss
-    from gradmm.filters.subset_selection import set_losses, target_set
-    from gradmm.target.matched_target import matched_target
+    from gradmm.filters.loss_selection import select_by_loss, select_texts
 
     candidates = kept_texts(texts.read())
     if matching.matching != "head":
         ranked = select_by_loss(candidates, settings, probe_weight)
         return ranked, filter_figures(ranked)
     language_model, template = read_model(context, model, prompt_template)
-    labels = candidates["label"].unique().tolist()
-
-    def inputs(label: int) -> dict[str, Any]:
-        matched, where, _ = matched_target(
-            target, space, template, matching, label, records[label], clipping_norm, language_model.device
-        )
-        return {
-            "language_model": language_model,
-            "template": template,
-            "texts": token_lists(candidates[candidates["label"] == label]),
-            "label": label,
-            "target": matched,
-            "space": where,
-            "kind": loss,
-            "batch_size": matching.batch_size,
-        }
-
-    sets = {label: target_set(**inputs(label)) for label in labels} if settings.by == "set" else None
-    ranked = select_by_loss(candidates, settings, probe_weight, sets)
-    kept = candidates["id"].isin(ranked[ranked["kept"]]["id"])
-    losses = [set_losses(**inputs(label), kept=kept[candidates["label"] == label].tolist()) for label in labels]
-    before, after = zip(*losses, strict=True)
-    figures = filter_figures(ranked)
-    return ranked, figures | {"set_matching_loss_before": fmean(before), "set_matching_loss": fmean(after)}
+    return select_texts(
+        language_model,
+        template,
+        candidates,
+        target,
+        space,
+        records,
+        clipping_norm,
+        matching,
+        loss,
+        probe_weight,
+        settings,
+    )

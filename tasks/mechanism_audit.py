@@ -30,26 +30,5 @@ def mechanism_audit(
 
     norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share, token_share)
     found = audit.mechanism_audit(mechanism, norms, settings, seed)
-    if not found.passes:
-        raise RuntimeError(
-            f"the mechanism's audit failed: {'; '.join(found.failed)}. Nothing private was read. A correct "
-            f"mechanism fails with a probability of at most {found.false_alarms:.2%}: if this happens "
-            "again, please report it"
-        )
-    noise = found.check("noise")
-    return found.as_frame(), {
-        "claimed_epsilon": mechanism.epsilon,
-        "confidence": found.one_run.confidence,
-        "sensitivity": found.check("sensitivity").measured,
-        "noise": noise.measured,
-        "noise_low": noise.low,
-        "noise_high": noise.high,
-        "draws": found.repeated_draws.draws,
-        "certified_epsilon": found.repeated_draws.certified_epsilon,
-        "expected_certified_epsilon": found.repeated_draws.expected_certified_epsilon,
-        "one_run_certified_epsilon": found.one_run.certified_epsilon,
-        "one_run_expected_certified_epsilon": found.one_run.expected_certified_epsilon,
-        "auc": found.repeated_draws.auc,
-        "tpr_at_1_fpr": found.repeated_draws.tpr_at_1_fpr,
-        "tpr_at_01_fpr": found.repeated_draws.tpr_at_01_fpr,
-    }
+    found.require_pass()
+    return found.as_frame(), found.figures

@@ -12,16 +12,7 @@ def memorisation(
     context: RunContext, texts: StageArtifact, members: SplitReference, non_members: SplitReference, seed: int
 ) -> Outcome:
     """Compare every text with the train rows (members) and with validation rows (non-members) as the baseline."""
-    # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.audits.memorisation import memorisation as measure
-    from gradmm.audits.memorisation import summarise
+    from gradmm.audits.memorisation import compare_texts  # imported here: see tasks/runtime/stage_task.py
 
-    synthetic = texts.read()
-    frame = measure(
-        synthetic["text"].tolist(),
-        read_split(context, members).texts,
-        read_split(context, non_members).texts,
-        seed,
-    )
-    frame.insert(0, "id", synthetic["id"].tolist())
-    return frame, summarise(frame)
+    of_members, of_non_members = read_split(context, members).texts, read_split(context, non_members).texts
+    return compare_texts(texts.read(), of_members, of_non_members, seed)

@@ -178,24 +178,6 @@ def uncharged(ledger: Ledger) -> InputError:
 def _publish(
     sums: TargetSums, where: TargetSpace, mechanism: GaussianMechanism | None, publication: Publication
 ) -> StageArtifact:
-    from gradmm.target.probe import fit_probe
-    from gradmm.target.tables import to_table
+    from gradmm.target.target_gradient import released_target
 
-    values, moments, tokens = sums.release(mechanism)
-    figures = {
-        "records": {str(label): count for label, count in sums.records.items()},
-        "text_tokens": {str(label): tokens for label, tokens in sums.text_tokens.items()},
-        "clip_fraction": sums.clip_fraction,
-        "sigma": mechanism.sigma if mechanism else None,
-        "cosine": {str(label): cosine for label, cosine in sums.cosines(values).items()},
-    }
-    if moments is not None:
-        assert where.features is not None
-        figures |= {
-            "class_sum_noise": moments.class_sum_noise,
-            "second_moment_noise": moments.second_moment_noise,
-            "probe_trust": fit_probe(where.features, moments).shrinkage,
-        }
-    if tokens is not None:
-        figures["token_sum_noise"] = tokens.noise
-    return publication.publish(to_table(values, moments, tokens), figures)
+    return publication.publish(*released_target(sums, where, mechanism))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings, WordTiltSettings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
@@ -29,34 +27,14 @@ def word_tilt(
     """Fit the tilt of every class.
 
     Args:
+        target: with token rates; the flow runs this stage only then.
         text_tokens: length of the texts, by label.
         generation: how texts are written.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.generation.word_tilt import fit_word_tilt, word_tilt_table
-    from gradmm.lm.token_passes import ComputeMeter
-    from gradmm.target.matched_target import released_naive_bayes
+    from gradmm.generation.word_tilt import fit_word_tilts
 
     language_model, template = read_model(context, model, prompt_template)
-    naive_bayes = released_naive_bayes(target, space, template, matching)
-    assert naive_bayes is not None  # the flow runs this stage only with token rates
-    with ComputeMeter(language_model) as meter:
-        fitted = {
-            category.label: fit_word_tilt(
-                language_model,
-                template,
-                category.instruction,
-                category.label,
-                naive_bayes,
-                text_tokens[category.label],
-                settings,
-                generation,
-                seed,
-            )
-            for category in categories
-        }
-    tables = [word_tilt_table(language_model, label, tilt) for label, tilt in fitted.items()]
-    before, after = zip(*(tilt.distances for tilt in fitted.values()), strict=True)
-    of_classes = {"tilted_tokens": map(len, tables), "word_distance_before": before, "word_distance": after}
-    figures = {name: dict(zip(map(str, fitted), values, strict=True)) for name, values in of_classes.items()}
-    return pd.concat(tables, ignore_index=True), figures | {"token_passes": meter.token_passes}
+    return fit_word_tilts(
+        language_model, template, target, space, matching, categories, text_tokens, settings, generation, seed
+    )

@@ -7,8 +7,9 @@ from collections import Counter
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.summary import next_release
 from gradmm.errors import printable, together
-from gradmm.flows.pipeline import prompt_template_of, stage_runs
+from gradmm.flows.pipeline import stage_runs
 from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import Ledger
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
@@ -36,7 +37,7 @@ def check(requested: Recipe, root_path: Location) -> None:
 
     def model() -> tuple[ModelReference, int]:
         reference = resolve_model(recipe.model)
-        return reference, check_model(context, recipe, reference, prompt_template_of(recipe))
+        return reference, check_model(context, recipe, reference, PromptTemplate.of(recipe))
 
     found, (reference, parameters) = together(data, model)
     for split in (found.train, found.validation, found.test):

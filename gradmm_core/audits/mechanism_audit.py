@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -127,6 +127,36 @@ class MechanismAudit(Settings):
             if not attack.passes
         ]
         return checks + attacks
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the stage `mechanism_audit`."""
+        noise = self.check("noise")
+        return {
+            "claimed_epsilon": self.repeated_draws.claimed_epsilon,
+            "confidence": self.one_run.confidence,
+            "sensitivity": self.check("sensitivity").measured,
+            "noise": noise.measured,
+            "noise_low": noise.low,
+            "noise_high": noise.high,
+            "draws": self.repeated_draws.draws,
+            "certified_epsilon": self.repeated_draws.certified_epsilon,
+            "expected_certified_epsilon": self.repeated_draws.expected_certified_epsilon,
+            "one_run_certified_epsilon": self.one_run.certified_epsilon,
+            "one_run_expected_certified_epsilon": self.one_run.expected_certified_epsilon,
+            "auc": self.repeated_draws.auc,
+            "tpr_at_1_fpr": self.repeated_draws.tpr_at_1_fpr,
+            "tpr_at_01_fpr": self.repeated_draws.tpr_at_01_fpr,
+        }
+
+    def require_pass(self) -> None:
+        """Raise a RuntimeError if a check failed, or if a certified epsilon exceeds the claim."""
+        if not self.passes:
+            raise RuntimeError(
+                f"the mechanism's audit failed: {'; '.join(self.failed)}. Nothing private was read. A correct "
+                f"mechanism fails with a probability of at most {self.false_alarms:.2%}: if this happens "
+                "again, please report it"
+            )
 
     def check(self, test: Literal["sensitivity", "noise", "correlation"]) -> Check:
         """Return the result of a check; of the noise's, that of the part nearest to a limit, or beyond."""

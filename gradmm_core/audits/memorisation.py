@@ -17,6 +17,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +44,15 @@ MEASURED = [
     ),
     "longest_run_any_member",
 ]
+
+
+def compare_texts(
+    texts: pd.DataFrame, members: Sequence[str], non_members: Sequence[str], seed: int
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Compare labelled texts with records, by `memorisation`: the rows and figures of the stage `memorisation`."""
+    frame = memorisation(texts["text"].tolist(), members, non_members, seed)
+    frame.insert(0, "id", texts["id"].tolist())
+    return frame, summarise(frame)
 
 
 def memorisation(

@@ -66,6 +66,11 @@ class Recipe(Settings):
         return {c.label: c.name for c in self.classes}
 
     @property
+    def instructions(self) -> dict[int, str]:
+        """Return the instruction of each class, keyed by label."""
+        return {c.label: c.instruction for c in self.classes}
+
+    @property
     def texts_per_class(self) -> int:
         """Return the largest number of texts of a class that the filters keep."""
         return self.loss_selection.per_class or self.generation.per_class

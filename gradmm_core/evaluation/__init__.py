@@ -2,6 +2,7 @@
 
 - `arm`: one arm of a comparison, and the texts that it takes.
 - `finetune_eval`: fine-tuning, and accuracies on held-out rows.
+- `membership`: membership inference on a model fine-tuned on the texts.
 - `schedule`: learning rate and number of steps of a fine-tuning.
 - `tfidf_classifier`: a classifier that is not a language model.
 - `coresets`: herding and k-center selection of real rows.

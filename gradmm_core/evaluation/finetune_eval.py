@@ -25,12 +25,13 @@ from tqdm import tqdm
 
 from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.data.examples import Examples, HeldOut
+from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
 from gradmm.lm.classification import class_losses, score
 from gradmm.lm.language_model import LanguageModel, read_pretrained
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import TokenisedTemplate, length_bucketed
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, tokenise_split
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,15 @@ class Finetuning:
     device: torch.device
     template: TokenisedTemplate
     settings: FinetuneEvalSettings
+
+    def tokenised(self, data: LabelledTexts, split: str) -> Examples:
+        """Tokenise real texts.
+
+        Args:
+            split: their name for error messages.
+        """
+        tokens = tokenise_split(self.tokenizer, data.texts, self.template.max_text_tokens, split)
+        return Examples(tokens, data.labels)
 
     def fresh_model(self) -> LanguageModel:
         """Load the model before fine-tuning, with its own trainable weights."""

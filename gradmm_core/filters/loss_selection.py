@@ -3,12 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
-from gradmm.config.settings import LossSelectionSettings
-from gradmm.filters.subset_selection import TargetSet
+from gradmm.config.settings import LossSelectionSettings, MatchingLoss, TargetGradientSettings
+from gradmm.filters.rows import filter_figures, token_lists
+from gradmm.filters.subset_selection import TargetSet, set_losses, target_set
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate
 from gradmm.metrics.diversity import near_duplicates
+from gradmm.storage.artifacts import StageOutput
+from gradmm.target.matched_target import matched_target
+
+
+def select_texts(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    candidates: pd.DataFrame,
+    target: StageOutput,
+    space: StageOutput | None,
+    records: Mapping[int, float | None],
+    clipping_norm: float,
+    matching: TargetGradientSettings,
+    loss: MatchingLoss,
+    probe_weight: float,
+    settings: LossSelectionSettings,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Select texts by their head gradients: the rows and figures of the stage `loss_selection`.
+
+    The figures include the mean loss of the classes' sets before and after the selection. Only `by="set"` needs
+    memory that grows with the square of the number of texts.
+
+    Args:
+        candidates: without the columns `kept` and `reason`.
+        records: of each class, by label, see `matched_target`.
+    """
+    labels = candidates["label"].unique().tolist()
+
+    def inputs(label: int) -> dict[str, Any]:
+        matched, where, _ = matched_target(
+            target, space, template, matching, label, records[label], clipping_norm, language_model.device
+        )
+        return {
+            "language_model": language_model,
+            "template": template,
+            "texts": token_lists(candidates[candidates["label"] == label]),
+            "label": label,
+            "target": matched,
+            "space": where,
+            "kind": loss,
+            "batch_size": matching.batch_size,
+        }
+
+    sets = {label: target_set(**inputs(label)) for label in labels} if settings.by == "set" else None
+    ranked = select_by_loss(candidates, settings, probe_weight, sets)
+    kept = candidates["id"].isin(ranked[ranked["kept"]]["id"])
+    losses = [set_losses(**inputs(label), kept=kept[candidates["label"] == label].tolist()) for label in labels]
+    before, after = zip(*losses, strict=True)
+    figures = filter_figures(ranked)
+    return ranked, figures | {"set_matching_loss_before": fmean(before), "set_matching_loss": fmean(after)}
 
 
 def select_by_loss(

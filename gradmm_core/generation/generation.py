@@ -5,7 +5,7 @@ With released token rates, the words that the model writes are tilted; see `grad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from gradmm.config.settings import GenerationSettings, TargetGradientSettings
+from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings
 from gradmm.errors import InputError
 from gradmm.generation.admm import Objective, admm, best_draws
 from gradmm.generation.constraints import TextConstraints
@@ -25,6 +25,7 @@ from gradmm.generation.projection import Projector
 from gradmm.generation.result import GenerationResult, released_texts
 from gradmm.generation.search import Search
 from gradmm.generation.shards import Shard
+from gradmm.generation.word_tilt import tilt_of
 from gradmm.generation.written import Writer
 from gradmm.gradients.full_gradient import FullGradientMatching
 from gradmm.lm.language_model import LanguageModel
@@ -36,8 +37,74 @@ from gradmm.lm.template import TokenisedTemplate
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 from gradmm.metrics.text_figures import text_figures
+from gradmm.storage.artifacts import StageOutput
+from gradmm.target.matched_target import matched_target, released_probe
 from gradmm.target.probe import Probe
 from gradmm.target.target_space import TargetSpace
+
+#: Name of the figure with each class's shrinkage, see `MatchedTarget`.
+TARGET_SHRINKAGE = "target_trust"
+
+
+def generate_shard(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    category: ClassSettings,
+    shard: Shard,
+    text_tokens: int,
+    settings: GenerationSettings,
+    seed: int,
+    target: StageOutput | None = None,
+    space: StageOutput | None = None,
+    records: float | None = None,
+    clipping_norm: float | None = None,
+    matching: TargetGradientSettings | None = None,
+    word_tilt: pd.DataFrame | None = None,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Generate one shard of a class's texts: the rows and figures of the stage `generation_shard`.
+
+    Args:
+        target, space, matching, records, clipping_norm: of the target to match; left out for method=written.
+        word_tilt: the rows of the stage `word_tilt`; None to leave words as the model writes them.
+    """
+    label = category.label
+    tilt = None if word_tilt is None else tilt_of(word_tilt, label, len(language_model.embeddings))
+    if settings.method == "written":
+        texts = write(
+            language_model, template, category.instruction, category.name, shard, text_tokens, settings, seed, tilt
+        )
+        return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): None}}
+    assert target is not None
+    assert matching is not None
+    assert clipping_norm is not None
+    matched, where, shrinkage = matched_target(
+        target, space, template, matching, label, records, clipping_norm, language_model.device
+    )
+    texts = generate(
+        language_model,
+        template,
+        matched,
+        where,
+        category.instruction,
+        category.name,
+        shard,
+        text_tokens,
+        matching,
+        settings,
+        seed,
+        released_probe(target, where.features, template),
+        tilt,
+    )
+    return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): shrinkage}}
+
+
+def merge_shards(
+    shards: Sequence[pd.DataFrame], figures: Sequence[dict[str, Any]]
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Concatenate the texts of all shards: the rows and figures of the stage `generation`."""
+    texts = pd.concat(shards, ignore_index=True)
+    shrinkage = {label: value for each in figures for label, value in each[TARGET_SHRINKAGE].items()}
+    return texts, generation_figures(texts) | {TARGET_SHRINKAGE: shrinkage}
 
 
 def generate(

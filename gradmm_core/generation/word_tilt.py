@@ -16,7 +16,9 @@ All of it is post-processing of the release.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,14 +27,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import trange
 
-from gradmm.config.settings import GenerationSettings, WordTiltSettings
+from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGradientSettings, WordTiltSettings
 from gradmm.generation.result import released_texts
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache
 from gradmm.lm.sampling import write_texts
 from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.template import TokenisedTemplate
+from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import allowed_tokens
+from gradmm.storage.artifacts import StageOutput
+from gradmm.target.matched_target import released_naive_bayes
 from gradmm.target.naive_bayes import NaiveBayes
 
 #: A token whose rate is by less than this (in nats) from the model's own is not tilted: the release says nothing
@@ -70,6 +75,49 @@ class WordTilt:
         """Total variation distance of the words from those wanted, before and after; in the last, of few texts."""
         before, written = ((shares - self.wanted).abs().sum() / 2 for shares in (self.before, self.written))
         return float(before), float(written)
+
+
+def fit_word_tilts(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    target: StageOutput,
+    space: StageOutput,
+    matching: TargetGradientSettings,
+    categories: Sequence[ClassSettings],
+    text_tokens: Mapping[int, int],
+    settings: WordTiltSettings,
+    generation: GenerationSettings,
+    seed: int,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Fit the tilt of every class: the rows and figures of the stage `word_tilt`.
+
+    Args:
+        target: with token rates.
+        text_tokens: length of the texts, by label.
+        generation: how texts are written.
+    """
+    naive_bayes = released_naive_bayes(target, space, template, matching)
+    assert naive_bayes is not None
+    with ComputeMeter(language_model) as meter:
+        fitted = {
+            category.label: fit_word_tilt(
+                language_model,
+                template,
+                category.instruction,
+                category.label,
+                naive_bayes,
+                text_tokens[category.label],
+                settings,
+                generation,
+                seed,
+            )
+            for category in categories
+        }
+    tables = [word_tilt_table(language_model, label, tilt) for label, tilt in fitted.items()]
+    before, after = zip(*(tilt.distances for tilt in fitted.values()), strict=True)
+    of_classes = {"tilted_tokens": map(len, tables), "word_distance_before": before, "word_distance": after}
+    figures = {name: dict(zip(map(str, fitted), values, strict=True)) for name, values in of_classes.items()}
+    return pd.concat(tables, ignore_index=True), figures | {"token_passes": meter.token_passes}
 
 
 def fit_word_tilt(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from gradmm.config.settings import LabellingSettings, TargetGradientSettings
 from gradmm.errors import InputError
 
 #: Columns that this stage replaces: all rows are kept.
@@ -19,6 +20,15 @@ MAX_EXCESS = 1e-6
 
 #: A stage's output was changed by hand, or by another program.
 REMAKE = "delete this output of the stage, and run again"
+
+
+def uses_release(settings: LabellingSettings, released: TargetGradientSettings) -> bool:
+    """Return whether texts are labelled by what was released with the target: a probe or token rates.
+
+    Args:
+        released: the target's settings after parts that do not fit were left out, see `ReleasePlan`.
+    """
+    return settings.release and (released.probe_share > 0 or released.token_share > 0)
 
 
 def labelled_texts(

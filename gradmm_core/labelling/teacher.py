@@ -19,19 +19,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradmm.config.settings import LabellingSettings, TargetGradientSettings
 from gradmm.errors import InputError
+from gradmm.filters.rows import token_lists
+from gradmm.labelling.labelling import labelled_texts, labelling_figures
 from gradmm.lm.classification import answer_logits
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
+from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.matched_target import released_moments, released_naive_bayes
 from gradmm.target.naive_bayes import NaiveBayes
 from gradmm.target.probe import Moments, Probe, fit_probe
+from gradmm.target.target_space import features_from_table, public_texts
 
 #: Leading features that the regression of the model's answers uses. More of them describe public texts only.
 REGRESSION_DIMENSIONS = 32
@@ -68,6 +75,48 @@ class Teacher:
         if self.naive_bayes is not None:
             scores = scores + self.naive_bayes.scores(readings.texts)
         return scores.softmax(dim=1)
+
+
+def label_texts(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    texts: pd.DataFrame,
+    class_names: Mapping[int, str],
+    instructions: dict[int, str],
+    matching: TargetGradientSettings,
+    settings: LabellingSettings,
+    target: StageOutput | None,
+    space: StageOutput | None,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Give texts their class probabilities: the rows and figures of the stage `labelling`, for soft labels.
+
+    Public texts, written as for the target space, calibrate the model.
+
+    Args:
+        texts: without the columns `kept` and `reason`.
+        target, space: the release; None to label by the calibrated model alone.
+    """
+    features = features_from_table(space.read_table(), language_model.device) if space else None
+    public = {
+        label: read_texts(language_model, template, features, of_label, settings.batch_size)
+        for label, of_label in public_texts(language_model, template, instructions, matching).items()
+    }
+    moments = released_moments(target, template) if target and features else None
+    naive_bayes = released_naive_bayes(target, space, template, matching) if target else None
+    if naive_bayes:
+        naive_bayes = naive_bayes.with_slope([text for read in public.values() for text in read.texts])
+    teacher = teacher_of(public, features, moments, naive_bayes)
+    readings = read_texts(language_model, template, features, token_lists(texts), settings.batch_size)
+    labelled = labelled_texts(texts, teacher.probabilities(readings).numpy(), class_names)
+    names = [str(label) for label in class_names]
+    figures = {
+        "answer_offset": dict(zip(names, teacher.offset.tolist(), strict=True)),
+        "class_shares": dict(zip(names, teacher.log_shares.softmax(dim=0).tolist(), strict=True)),
+        "probe_trust": teacher.probe.shrinkage if teacher.probe else None,
+        "informative_tokens": naive_bayes.informative_tokens if naive_bayes else None,
+        "token_slope": naive_bayes.slope if naive_bayes else None,
+    }
+    return labelled, labelling_figures(labelled, class_names) | figures
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradmm.config.recipe import Recipe
 from gradmm.config.settings import Settings
 
 
@@ -16,3 +17,12 @@ class PromptTemplate(Settings):
     def labels(self) -> tuple[int, ...]:
         """Labels in the recipe's order."""
         return tuple(self.verbalisers)
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> PromptTemplate:
+        """Build the template from the recipe's template and the verbalisers of its classes."""
+        return cls(
+            suffix=recipe.template.suffix,
+            verbalisers={c.label: c.verbaliser for c in recipe.classes},
+            max_text_tokens=recipe.template.max_text_tokens,
+        )

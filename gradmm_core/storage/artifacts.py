@@ -19,8 +19,9 @@ import io
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
 import pyarrow as pa
@@ -34,6 +35,32 @@ from gradmm.storage.schemas import SCHEMAS
 
 #: Key of the stage's record in the Parquet metadata.
 METADATA_KEY = b"gradmm"
+
+
+@runtime_checkable
+class StageOutput(Protocol):
+    """A stage's rows and figures, in a file (`StageArtifact`) or in memory (`StageRows`)."""
+
+    @property
+    def figures(self) -> dict[str, Any]: ...
+
+    def read_table(self) -> pa.Table: ...
+
+
+@dataclass(frozen=True, eq=False)
+class StageRows:
+    """A stage's rows and figures in memory."""
+
+    rows: pa.Table
+    figures: dict[str, Any]
+
+    def read(self) -> pd.DataFrame:
+        """Return the rows as a data frame."""
+        return self.rows.to_pandas()
+
+    def read_table(self) -> pa.Table:
+        """Return the rows, with the columns of the stage's schema."""
+        return self.rows
 
 
 class StageArtifact(BaseModel, frozen=True):

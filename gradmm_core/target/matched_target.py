@@ -1,4 +1,4 @@
-"""Read the target that one class's texts have to match, and what else was released, from the stages' artifacts."""
+"""Read the target that one class's texts have to match, and what else was released, from the stages' outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.lm.template import TokenisedTemplate
 from gradmm.privacy.sensitivity import ReleaseNorms
-from gradmm.storage.artifacts import StageArtifact
+from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures
 from gradmm.target.naive_bayes import NaiveBayes, fit_naive_bayes
 from gradmm.target.probe import Moments, Probe, fit_probe
@@ -36,8 +36,8 @@ class MatchedTarget(NamedTuple):
 
 
 def matched_target(
-    target: StageArtifact,
-    space: StageArtifact | None,
+    target: StageOutput,
+    space: StageOutput | None,
     template: TokenisedTemplate,
     matching: TargetGradientSettings,
     label: int,
@@ -63,21 +63,21 @@ def matched_target(
 
 
 def released_probe(
-    target: StageArtifact, features: TextFeatures | None, template: TokenisedTemplate
+    target: StageOutput, features: TextFeatures | None, template: TokenisedTemplate
 ) -> Probe | None:
     """Fit the probe that was released with the target; None without `features`, which come from its space."""
     return None if features is None else fit_probe(features, released_moments(target, template))
 
 
-def released_moments(target: StageArtifact, template: TokenisedTemplate) -> Moments:
+def released_moments(target: StageOutput, template: TokenisedTemplate) -> Moments:
     """Read the sums over the records that were released with the target for a probe."""
     noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
     return moments_of(target.read_table(), template.labels, noise)
 
 
 def released_naive_bayes(
-    target: StageArtifact,
-    space: StageArtifact | None,
+    target: StageOutput,
+    space: StageOutput | None,
     template: TokenisedTemplate,
     matching: TargetGradientSettings,
 ) -> NaiveBayes | None:

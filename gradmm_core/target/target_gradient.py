@@ -7,9 +7,10 @@ tokens (see `token_rates`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,8 +27,9 @@ from gradmm.privacy.clipped_sum import RecordSums
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target.checkpoint import UnfinishedSums
-from gradmm.target.probe import Moments
+from gradmm.target.probe import Moments, fit_probe
 from gradmm.target.record_batches import RecordBatches
+from gradmm.target.tables import to_table
 from gradmm.target.target_space import FULL, TargetSpace
 from gradmm.target.token_rates import TokenSums
 from gradmm.target.unit_groups import UnitGroups
@@ -246,3 +248,31 @@ def _sum_full(
         total = scaled if not len(total) else total + scaled
         clipped += norm > clipping_norm
     return total, clipped
+
+
+def released_target(
+    sums: TargetSums, space: TargetSpace, mechanism: GaussianMechanism | None
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Draw noise, if there is a mechanism, and return the rows and figures of the stage `target_gradient`.
+
+    Every call with a mechanism is one more release. The rows are the release. The figures `records`,
+    `text_tokens`, `clip_fraction` and `cosine` are of the records themselves, without noise, and are not released.
+    """
+    values, moments, tokens = sums.release(mechanism)
+    figures: dict[str, Any] = {
+        "records": {str(label): count for label, count in sums.records.items()},
+        "text_tokens": {str(label): tokens for label, tokens in sums.text_tokens.items()},
+        "clip_fraction": sums.clip_fraction,
+        "sigma": mechanism.sigma if mechanism else None,
+        "cosine": {str(label): cosine for label, cosine in sums.cosines(values).items()},
+    }
+    if moments is not None:
+        assert space.features is not None
+        figures |= {
+            "class_sum_noise": moments.class_sum_noise,
+            "second_moment_noise": moments.second_moment_noise,
+            "probe_trust": fit_probe(space.features, moments).shrinkage,
+        }
+    if tokens is not None:
+        figures["token_sum_noise"] = tokens.noise
+    return to_table(values, moments, tokens), figures

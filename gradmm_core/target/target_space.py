@@ -19,7 +19,7 @@ token rates are, it contains those of the public texts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -135,6 +135,37 @@ class PublicStatistics:
     unclipped: float
     plain: float
     clip_scale: float
+
+
+def space_of_public_text(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    instructions: dict[int, str],
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Write public texts and make the target space of them: the rows and figures of the stage `target_space`.
+
+    Args:
+        instructions: of the classes, by label.
+        settings: with a number for `probe_dimensions`.
+        clipping_norm: of the gradient part of a record's vector.
+    """
+    texts = public_texts(language_model, template, instructions, settings)
+    space, statistics = make_target_space(
+        language_model, template, texts, settings, clipping_norm, settings.directions
+    )
+    rows = language_model.head.shape[0] if space.rows is None else len(space.rows)
+    columns = language_model.head.shape[1] if space.basis is None else space.basis.shape[1]
+    figures = {
+        "coordinates": rows * columns,
+        "probe_dimensions": None if space.features is None else len(space.features.map),
+        **{
+            field.name: {str(label): getattr(of_label, field.name) for label, of_label in statistics.items()}
+            for field in fields(PublicStatistics)
+        },
+    }
+    return to_table(space), figures
 
 
 def public_texts(

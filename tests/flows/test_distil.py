@@ -22,11 +22,11 @@ from gradmm.data.examples import Examples, HeldOut
 from gradmm.data.splits import load_splits
 from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluate_arm
 from gradmm.flows.distil import distil
-from gradmm.flows.pipeline import prompt_template_of
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.lm.language_model import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template, tokenise_texts
 from gradmm.outputs.record import RunRecord
 from gradmm.storage.artifacts import METADATA_KEY
@@ -181,7 +181,7 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
 
     reference = resolve_model(recipe.model)
     language_model = load_language_model(reference, "cpu")
-    template = tokenise_template(language_model, prompt_template_of(recipe))
+    template = tokenise_template(language_model, PromptTemplate.of(recipe))
     trainer = Finetuning(
         reference, language_model.tokenizer, language_model.device, template, recipe.finetune_eval
     )

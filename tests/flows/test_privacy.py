@@ -384,7 +384,7 @@ def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
         return set_losses(label=label, target=target, **given)
 
     monkeypatch.setattr("gradmm.generation.generation.generate", generated)
-    monkeypatch.setattr("gradmm.filters.subset_selection.set_losses", selected)
+    monkeypatch.setattr("gradmm.filters.loss_selection.set_losses", selected)
     privacy = PRIVACY | {"epsilon": epsilon, "clipping_norm": 0.5, "declared_records": 60}
     record = run_first(tiny_recipe(privacy=privacy, target_gradient=SPACE), tmp_path, texts=True)
     space, target = record.stage("target_space"), record.stage("target_gradient")
