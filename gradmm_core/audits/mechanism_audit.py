@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
+from tqdm import trange
 
 from gradmm.audits.canaries import CanaryRelease
 from gradmm.audits.checks import Check, NoiseSample, check_sensitivity, required_sigma
@@ -249,7 +250,7 @@ def repeated_scores(
     """
     absent = release.scores(release.clean(release.sums(np.zeros(release.canaries, dtype=bool))))
     without, with_ = [], []
-    for _ in range(releases):
+    for _ in trange(releases, desc="mechanism audit", disable=None, leave=False):
         included = rng.random(release.canaries) < 0.5
         sums = release.sums(included)
         clean, released = release.clean(sums), release.released(sums)

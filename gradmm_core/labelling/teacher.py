@@ -25,6 +25,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from tqdm import tqdm
 
 from gradmm.config.settings import LabellingSettings, TargetGradientSettings
 from gradmm.errors import InputError
@@ -141,7 +142,8 @@ def read_texts(
     logits = torch.empty(len(texts), len(template.labels), dtype=torch.float64)
     mapped = torch.empty(len(texts), 0 if features is None else len(features.map), dtype=torch.float64)
     any_label = template.labels[0]
-    for rows in length_bucketed([len(text) for text in texts], batch_size):
+    batches = length_bucketed([len(text) for text in texts], batch_size)
+    for rows in tqdm(batches, desc="labelling", disable=None, leave=False):
         batch = make_batch(
             first_token_only, [texts[i] for i in rows], [any_label] * len(rows), language_model.device
         )

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm import tqdm
 
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache
@@ -23,6 +24,7 @@ def write_texts(
     batch_size: int = 256,
     tilt: Float[Tensor, " vocab"] | None = None,
     ends: SentenceEnds | None = None,
+    title: str | None = None,
 ) -> Int[Tensor, "count tokens"]:
     """Sample texts that continue a prompt, each token among the `top_k` likeliest allowed (temperature 1).
 
@@ -35,12 +37,14 @@ def write_texts(
             a word depend on its beginning, and are left as they are. Rates count the texts with a token, so a
             positive tilt ends with the token's first use in a text.
         ends: cut texts at their last sentence end, see `SentenceEnds.cut`; None: not at all.
+        title: of the progress bar; None: show no progress.
     """
     head = language_model.head[allowed.ids]
     if tilt is not None:
         tilt = tilt.to(head)[allowed.ids].masked_fill(allowed.continues_word, 0.0)
     parts = []
-    for start in range(0, len(uniforms), batch_size):
+    starts = range(0, len(uniforms), batch_size)
+    for start in tqdm(starts, desc=title, disable=title is None or None, leave=False):
         drawn = torch.from_numpy(uniforms[start : start + batch_size])
         text = allowed.ids.new_empty(len(drawn), 0)
         added = None if tilt is None else tilt.repeat(len(drawn), 1)

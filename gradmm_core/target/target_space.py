@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm import tqdm
 
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.errors import InputError
@@ -197,7 +198,9 @@ def _write_public_texts(
     for prompt_cache in prompt_caches.values():
         prompt_cache.check_room(tokens, "target_gradient.public_text_tokens")
     return {
-        label: write_texts(language_model, allowed, prompt_cache, uniforms).tolist()
+        label: write_texts(
+            language_model, allowed, prompt_cache, uniforms, title=f"public texts, label {label}"
+        ).tolist()
         for label, prompt_cache in prompt_caches.items()
     }
 
@@ -218,41 +221,47 @@ def make_target_space(
         clipping_norm: of the gradient part of a record's vector.
         probe_dimensions: the largest number of features; None without a probe.
     """
+    passes = 2 + (settings.space == "public-subspace") + (not settings.centred) + (probe_dimensions is not None)
+    total = passes * sum(map(len, texts.values()))
 
     def batches(label: int) -> Iterator[Batch]:
         for start in range(0, len(texts[label]), settings.batch_size):
             part = texts[label][start : start + settings.batch_size]
             yield make_batch(template, part, [label] * len(part), language_model.device)
+            bar.update(len(part))
 
     # Recomputed on each call: with a large vocabulary, one class's gradients would not fit in memory.
     def gradients(label: int, space: TargetSpace) -> Iterator[HeadGradients]:
         for batch in batches(label):
             yield space.project(head_gradients(language_model, batch).double(), label)
 
-    space = TargetSpace(_rows(template, settings, language_model.device), None, {})
-    if settings.space == "public-subspace":
-        batches_of_all = (batch for label in texts for batch in gradients(label, space))
-        space = replace(space, basis=_leading_directions(batches_of_all, settings.subspace_dimensions))
-    means = {label: _mean(gradients(label, space), None, len(texts[label])) for label in texts}
-    if settings.centred:
-        space = replace(space, centres=means)
-    if probe_dimensions is not None:
-        public = [
-            text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
-            for label in texts
-            for batch in batches(label)
-        ]
-        space = replace(space, features=TextFeatures.of_public(torch.cat(public).cpu(), probe_dimensions))
-    if settings.token_share > 0:
-        vocabulary = len(language_model.embeddings)
-        space = replace(space, token_rates={label: mean_rates(texts[label], vocabulary) for label in texts})
-    statistics = {}
-    for label in texts:
-        plain = means[label]
-        if not settings.centred:
-            plain = _mean(gradients(label, space), clipping_norm, len(texts[label]))
-        scales = torch.cat([batch.clip_scales(clipping_norm) for batch in gradients(label, space)])
-        statistics[label] = PublicStatistics(float(means[label].norm()), float(plain.norm()), float(scales.mean()))
+    with tqdm(total=total, desc="target space", unit="text", disable=None, leave=False) as bar:
+        space = TargetSpace(_rows(template, settings, language_model.device), None, {})
+        if settings.space == "public-subspace":
+            batches_of_all = (batch for label in texts for batch in gradients(label, space))
+            space = replace(space, basis=_leading_directions(batches_of_all, settings.subspace_dimensions))
+        means = {label: _mean(gradients(label, space), None, len(texts[label])) for label in texts}
+        if settings.centred:
+            space = replace(space, centres=means)
+        if probe_dimensions is not None:
+            public = [
+                text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
+                for label in texts
+                for batch in batches(label)
+            ]
+            space = replace(space, features=TextFeatures.of_public(torch.cat(public).cpu(), probe_dimensions))
+        if settings.token_share > 0:
+            vocabulary = len(language_model.embeddings)
+            space = replace(space, token_rates={label: mean_rates(texts[label], vocabulary) for label in texts})
+        statistics = {}
+        for label in texts:
+            plain = means[label]
+            if not settings.centred:
+                plain = _mean(gradients(label, space), clipping_norm, len(texts[label]))
+            scales = torch.cat([batch.clip_scales(clipping_norm) for batch in gradients(label, space)])
+            statistics[label] = PublicStatistics(
+                float(means[label].norm()), float(plain.norm()), float(scales.mean())
+            )
     return space, statistics
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.settings import TargetGradientSettings
@@ -266,3 +269,30 @@ def test_a_difference_is_shrunk_more_for_fewer_records_and_more_noise() -> None:
     assert difference_shrinkage(5 * record, 5.0, 2.0, 0.0) == pytest.approx(1 - 1 / 5)
     assert difference_shrinkage(50 * record, 50.0, 2.0, 3.0) == pytest.approx(1 - 1 / 50 - 9 * 12 / (50 * 2) ** 2)
     assert difference_shrinkage(50 * record, 50.0, 2.0, 300.0) == 0
+
+
+@pytest.mark.parametrize("probe_dimensions", [None, 3])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("kind", SPACES)
+def test_the_progress_bar_ends_at_its_total(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    centred: bool,
+    probe_dimensions: int | None,
+) -> None:
+    bars = []
+
+    def shown(**options: Any) -> tqdm:
+        bars.append(tqdm(**options | {"disable": False, "file": io.StringIO()}))
+        return bars[-1]
+
+    monkeypatch.setattr("gradmm.target.target_space.tqdm", shown)
+    settings = TargetGradientSettings.model_validate(
+        {"space": kind, "centred": centred, "subspace_dimensions": 2, "batch_size": 2}
+    )
+    texts = {0: [[5, 6, 7], [8, 9], [10, 11]], 1: [[12, 13], [14]]}
+    make_target_space(phi, template, texts, settings, 1.0, probe_dimensions)
+    (bar,) = bars
+    assert bar.n == bar.total > 0
