@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradmm.config.recipe import Recipe
+from gradmm.filters.rows import filters_by_probe
 from gradmm.flows.runtime.shard_runners import task_runner
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
@@ -214,8 +215,7 @@ def filtered_texts(
         InputError: if a filter drops all texts of a label.
     """
     target, charged = target_context.target, target_context.plan.charged
-    probed = target_context.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0
-    judged = probed and recipe.label_filter.enabled
+    judged = filters_by_probe(recipe, target_context.plan.target)
     label_filtered = runs.run(
         label_filter_stage,
         texts=generated,

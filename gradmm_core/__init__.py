@@ -19,6 +19,7 @@ folder in the repository, and are installed below it:
     generation  writing texts that match: search and ADMM
     labelling   class probabilities of texts, from the model and from the release
     evaluation  fine-tuning on texts and measuring the model
+    in_memory   the stages one by one in memory, for research
     outputs     a run's folder: record, release, report, plots
     studies     comparisons, ablations and theory; no run needs them
     tasks       a Prefect task for each stage
@@ -36,8 +37,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradmm.config.loading import load_recipe
     from gradmm.config.recipe import Recipe
+    from gradmm.data.splits import LabelledTexts, load_splits
     from gradmm.deployments.api import Distillation, distil
+    from gradmm.deployments.recipe_files import find_recipe
     from gradmm.errors import InputError
+    from gradmm.in_memory import Target, TextAudit, audit, filter_texts, generate, label, target_gradient
     from gradmm.lm.language_model import load_language_model
     from gradmm.outputs.record import RunRecord
     from gradmm.privacy.guarantee import Guarantee
@@ -50,14 +54,24 @@ __all__ = [
     "GaussianMechanism",
     "Guarantee",
     "InputError",
+    "LabelledTexts",
     "Ledger",
     "Recipe",
     "ReleasePlan",
     "RunRecord",
+    "Target",
+    "TextAudit",
+    "audit",
     "distil",
+    "filter_texts",
+    "find_recipe",
+    "generate",
+    "label",
     "load_language_model",
     "load_recipe",
+    "load_splits",
     "release_plan",
+    "target_gradient",
 ]
 
 _MODULES = {
@@ -65,14 +79,24 @@ _MODULES = {
     "GaussianMechanism": "gradmm.privacy.mechanism",
     "Guarantee": "gradmm.privacy.guarantee",
     "InputError": "gradmm.errors",
+    "LabelledTexts": "gradmm.data.splits",
     "Ledger": "gradmm.privacy.ledger",
     "Recipe": "gradmm.config.recipe",
     "ReleasePlan": "gradmm.privacy.release_plan",
     "RunRecord": "gradmm.outputs.record",
+    "Target": "gradmm.in_memory",
+    "TextAudit": "gradmm.in_memory",
+    "audit": "gradmm.in_memory",
     "distil": "gradmm.deployments.api",
+    "filter_texts": "gradmm.in_memory",
+    "find_recipe": "gradmm.deployments.recipe_files",
+    "generate": "gradmm.in_memory",
+    "label": "gradmm.in_memory",
     "load_language_model": "gradmm.lm.language_model",
     "load_recipe": "gradmm.config.loading",
+    "load_splits": "gradmm.data.splits",
     "release_plan": "gradmm.privacy.release_plan",
+    "target_gradient": "gradmm.in_memory",
 }
 
 

@@ -27,17 +27,10 @@ def label_filter(
         target, space: the artifacts of the probe; None for texts that are generated without one.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.filters.label_filter import filter_labels, without_filter
-    from gradmm.target.matched_target import released_probe
-    from gradmm.target.target_space import features_from_table
+    from gradmm.filters.label_filter import classify_texts, without_filter
 
     if not settings.enabled:
         kept = without_filter(texts.read())
         return kept, filter_figures(kept)
     language_model, template = read_model(context, model, prompt_template)
-    probe = None
-    if target and space:
-        features = features_from_table(space.read_table(), language_model.device)
-        probe = released_probe(target, features, template)
-    classified = filter_labels(language_model, prompt_template, template, texts.read(), settings, probe)
-    return classified, filter_figures(classified)
+    return classify_texts(language_model, prompt_template, template, texts.read(), settings, target, space)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 MAX_FILE_BYTES = 2**20
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None = None) -> Recipe:
+def load_recipe(path: Path | str, overrides: Iterable[str] = (), preset: Path | None = None) -> Recipe:
     """Read a recipe, apply a preset, then apply overrides.
 
     Args:
@@ -33,7 +33,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), preset: Path | None =
     Raises:
         InputError: for an unreadable file, an unknown key (with the nearest known one) or an invalid value.
     """
-    values = read_yaml(path, dict)
+    values = read_yaml(Path(path), dict)
     if preset is not None:
         chosen = read_yaml(preset, dict)
         _check_preset(chosen, where=str(preset))

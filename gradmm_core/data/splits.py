@@ -19,7 +19,8 @@ The steps below are applied to a split in this order. Each states its effect on 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -50,6 +51,33 @@ class LabelledTexts:
             raise ValueError(f"{len(self.texts)} texts, but {len(self.labels)} labels")
         if self.units is not None and len(self.texts) != len(self.units):
             raise ValueError(f"{len(self.texts)} texts, but {len(self.units)} units")
+
+    @classmethod
+    def of(
+        cls, texts: Iterable[str], labels: Iterable[int], units: Iterable[Hashable] | None = None
+    ) -> LabelledTexts:
+        """Take texts in memory: lists, arrays, or columns of a data frame.
+
+        As from files, white space around a text is removed.
+
+        Args:
+            labels: integers, those of the recipe's classes.
+            units: names of the units of privacy, such as user ids. None: each row is a unit.
+
+        Raises:
+            InputError: for a row without a text or without a unit. The message has the row's number, not its text.
+            TypeError: for a label that is not an integer.
+            ValueError: for different numbers of texts, labels and units.
+
+        >>> LabelledTexts.of(["We loved it. ", "Never again."], [1, 0], units=["ann", "bob"])
+        LabelledTexts(texts=('We loved it.', 'Never again.'), labels=(1, 0), units=(0, 1))
+        """
+        stripped = tuple(text.strip() if isinstance(text, str) else "" for text in texts)
+        numbers = None if units is None else tuple(pd.factorize(np.array([*units], dtype=object))[0].tolist())
+        for what, missing in (("text", [not text for text in stripped]), ("unit", [n < 0 for n in numbers or ()])):
+            if any(missing):
+                raise InputError(f"row {missing.index(True)} has no {what}", "data", "remove the row")
+        return cls(stripped, tuple(map(operator.index, labels)), numbers)
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -7,6 +7,8 @@ task.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -14,12 +16,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradmm.config.settings import LabelFilterSettings
-from gradmm.filters.rows import token_lists
+from gradmm.filters.rows import filter_figures, token_lists
 from gradmm.lm.classification import predict
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate
+from gradmm.storage.artifacts import StageOutput
+from gradmm.target.matched_target import released_probe
 from gradmm.target.probe import Probe
+from gradmm.target.target_space import features_from_table
+
+
+def classify_texts(
+    language_model: LanguageModel,
+    prompt_template: PromptTemplate,
+    template: TokenisedTemplate,
+    texts: pd.DataFrame,
+    settings: LabelFilterSettings,
+    target: StageOutput | None,
+    space: StageOutput | None,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Classify texts: the rows and figures of the stage `label_filter`, if it is enabled.
+
+    Args:
+        target, space: of the probe; None for texts that are generated without one.
+    """
+    probe = None
+    if target and space:
+        features = features_from_table(space.read_table(), language_model.device)
+        probe = released_probe(target, features, template)
+    classified = filter_labels(language_model, prompt_template, template, texts, settings, probe)
+    return classified, filter_figures(classified)
 
 
 def filter_labels(

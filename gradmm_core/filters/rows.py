@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from gradmm.config.recipe import Recipe
+from gradmm.config.settings import TargetGradientSettings
 from gradmm.metrics.text_figures import text_figures
 
 
@@ -25,3 +27,12 @@ def filter_figures(texts: pd.DataFrame) -> dict[str, Any]:
     by_label = kept.groupby("label").size().reindex(sorted(texts["label"].unique()), fill_value=0)
     counts = {"kept": len(kept), "kept_by_label": {str(k): int(v) for k, v in by_label.items()}}
     return counts | (text_figures(kept) if len(kept) else {})
+
+
+def filters_by_probe(recipe: Recipe, released: TargetGradientSettings) -> bool:
+    """Return whether the label filter uses the released probe.
+
+    Args:
+        released: the target's settings after parts that do not fit were left out, see `ReleasePlan`.
+    """
+    return recipe.label_filter.enabled and released.probe_share > 0 and recipe.generation.probe_weight > 0

@@ -9,5 +9,6 @@ projection: the projection step of ADMM, from free embeddings to tokens.
 objectives: the matching loss of a batch of free embeddings.
 constraints: the constraints on a text, other than its loss.
 result: the texts and losses that a method returns, and the texts as released.
+per_class: the length of a class's texts, and its number of records.
 shards: the division of a class's examples into shards.
 """

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
 from gradmm.lm.bfloat16_product import FrozenProduct
 from gradmm.lm.last_mlp import last_mlp, only_last
-from gradmm.lm.model_reference import ModelReference, unusable_model
+from gradmm.lm.model_reference import ModelReference, resolve_model, unusable_model
 from gradmm.storage.hub import hub_or_its_cache
 
 
@@ -23,10 +24,14 @@ class LanguageModel:
     """Embeddings E (vocab x hidden), a body, and a linear head W (vocab x hidden) with or without bias.
 
     The body runs in the model's dtype, the head in at least float32. Weights are frozen.
+
+    Attributes:
+        reference: the files that it was loaded from; None if it was made in memory.
     """
 
     model: Any
     tokenizer: Any
+    reference: ModelReference | None = None
 
     @property
     def device(self) -> torch.device:
@@ -153,26 +158,32 @@ class LanguageModel:
 
 
 def load_language_model(
-    reference: ModelReference, device: str = "auto", attention: str | None = None
+    model: ModelReference | ModelSettings | str, device: str | None = None, attention: str | None = None
 ) -> LanguageModel:
     """Load, freeze and check a model. Keep it in memory for the next call in this process.
 
     Args:
+        model: a folder or hub id, the block `model` of a recipe, or a reference by digest.
+        device: auto, cpu, cuda, cuda:0, ... Default: that of the recipe's block, else auto.
         attention: "eager" for second derivatives (the full-gradient ablation). None: the fastest.
 
     Raises:
         InputError: if the model cannot be loaded, has weights that are not finite, or its logits are not
             head(hidden), which invalidates the closed form.
     """
-    if device == "auto":
+    if isinstance(model, str):
+        model = ModelSettings(name=model)
+    if isinstance(model, ModelSettings):
+        device, model = device or model.device, resolve_model(model)
+    if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _load(reference, device, attention or fastest_attention(device))
+    return _load(model, device, attention or fastest_attention(device))
 
 
 @lru_cache(maxsize=1)  # memory for one model
 def _load(reference: ModelReference, device: str, attention: str) -> LanguageModel:
     model = read_pretrained(reference, device, attention)
-    language_model = LanguageModel(model.eval().requires_grad_(False), _read_tokenizer(reference))
+    language_model = LanguageModel(model.eval().requires_grad_(False), _read_tokenizer(reference), reference)
     check_model(language_model, reference.name)
     check_tokenizer(language_model, reference.name)
     return language_model

@@ -43,6 +43,7 @@ from pydantic import Field
 
 from gradmm.config.settings import Positive, PrivacySettings, Settings, TargetGradientSettings
 from gradmm.errors import BudgetExhausted, InputError
+from gradmm.privacy.guarantee import Guarantee
 from gradmm.privacy.ledger_store import LinesOfFile, LinesOfObjects, tries
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 from gradmm.privacy.row_digests import RowDigests
@@ -145,6 +146,21 @@ def composed_mu(releases: Iterable[Release], adjacency: Adjacency) -> float:
     """Compute sensitivity / sigma of the one Gaussian mechanism that all releases compose to."""
     vectors_changed = 2.0 if adjacency == "replace" else 1.0
     return math.sqrt(sum((vectors_changed * release.clipping_norm / release.sigma) ** 2 for release in releases))
+
+
+def composed_guarantee(single: Guarantee, releases: Sequence[Release]) -> Guarantee:
+    """Add the composition of all releases from the same data to the guarantee of one of them."""
+    if not single.safe or single.delta is None:
+        return single
+    adjacency: Adjacency = "replace" if single.adjacency == "replace" else "add-or-remove"
+    several_kinds = len({release.noise for release in releases}) > 1
+    return single.model_copy(
+        update={
+            "releases": len(releases),
+            "composed_epsilon": composed_epsilon(releases, single.delta, adjacency),
+            "mu": None if several_kinds else composed_mu(releases, adjacency),
+        }
+    )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gradmm.target.target_space import (
     from_table,
     token_rates_from_table,
 )
+from gradmm.target.token_rates import TokenSums
 
 
 class MatchedTarget(NamedTuple):
@@ -75,6 +76,11 @@ def released_moments(target: StageOutput, template: TokenisedTemplate) -> Moment
     return moments_of(target.read_table(), template.labels, noise)
 
 
+def released_token_sums(target: StageOutput, template: TokenisedTemplate) -> TokenSums:
+    """Read the sums of token vectors that were released with the target."""
+    return token_sums_of(target.read_table(), template.labels, target.figures["token_sum_noise"])
+
+
 def released_naive_bayes(
     target: StageOutput,
     space: StageOutput | None,
@@ -84,6 +90,6 @@ def released_naive_bayes(
     """Fit the naive Bayes classifier to the token rates that were released with the target; None without any."""
     if space is None or matching.token_share == 0:
         return None
-    released = token_sums_of(target.read_table(), template.labels, target.figures["token_sum_noise"])
+    released = released_token_sums(target, template)
     public = token_rates_from_table(space.read_table())
     return fit_naive_bayes(released, public, matching.public_texts * len(public))

@@ -8,7 +8,7 @@ from prefect import task
 
 from gradmm.config.settings import PrivacySettings
 from gradmm.privacy.guarantee import Guarantee, guarantee
-from gradmm.privacy.ledger import composed_epsilon, composed_mu
+from gradmm.privacy.ledger import composed_guarantee as composed
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.redaction import redact_errors
@@ -62,14 +62,6 @@ def check_charged(context: RunContext, target: StageArtifact) -> None:
 def composed_guarantee(settings: PrivacySettings, plan: ReleasePlan, context: RunContext) -> Guarantee:
     """Return the run's guarantee, with the composition of all releases from the same data in the ledger."""
     single = guarantee(settings, plan.mechanism)
-    if not single.safe or single.delta is None:
+    if not single.safe:
         return single
-    releases = [entry.release for entry in ledger_of(context).all_entries()]
-    several_kinds = len({release.noise for release in releases}) > 1
-    return single.model_copy(
-        update={
-            "releases": len(releases),
-            "composed_epsilon": composed_epsilon(releases, single.delta, settings.adjacency),
-            "mu": None if several_kinds else composed_mu(releases, settings.adjacency),
-        }
-    )
+    return composed(single, [entry.release for entry in ledger_of(context).all_entries()])

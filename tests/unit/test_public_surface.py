@@ -37,3 +37,9 @@ def test_every_package_says_what_lives_there_and_names_its_modules(package: str)
     assert document.strip()
     assert not {module for module in modules if module not in document}
     assert package in (gradmm.__doc__ or "")
+
+
+def test_no_public_name_is_that_of_a_module() -> None:
+    """Importing the module would hide it."""
+    modules = {path.stem for path in CORE.iterdir()} | {"tasks", "flows", "deployments"}
+    assert set(gradmm.__all__) & modules == set()
