@@ -68,7 +68,7 @@ class Page(HTMLParser):
         return " ".join(self.text.split())
 
 
-def finetune_rows(seeds: int = 3) -> pd.DataFrame:
+def finetune_rows(seeds: int = 3, classes: int = 2) -> pd.DataFrame:
     """Return accuracies on test that increase with the step; validation and unchosen schedules differ."""
     rows = [("before", 0, 0.0, 0, 0, split, 0.60311, 0.7) for split in ("validation", "test")]
     for arm, chosen, top in (("synthetic", 1e-4, 0.71), ("real", 3e-5, 0.73)):
@@ -82,7 +82,13 @@ def finetune_rows(seeds: int = 3) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=COLUMNS)
     # 400 negative and 600 positive rows; the share of right answers is the accuracy.
     right = (frame["accuracy"] * 1000).round().astype(int)
-    counts = pd.Series([[n - n // 2, 400 - n + n // 2, 600 - n // 2, n // 2] for n in right])
+    others = [0] * (classes - 2)
+    counts = pd.Series(
+        [
+            [n - n // 2, 400 - n + n // 2, *others, 600 - n // 2, n // 2, *others, *[0] * classes * len(others)]
+            for n in right
+        ]
+    )
     return frame.assign(**{CONFUSION: counts.where(frame["split"] == "test", None)})
 
 
@@ -112,10 +118,9 @@ def compared_with(texts: pd.DataFrame) -> Resemblance:
 
 
 def report(tmp_path: Path, run: RunRecord, texts: pd.DataFrame, seeds: int = 3, audits: int = 10) -> Page:
+    finetune = finetune_rows(seeds, len(run.recipe.classes))
     path = tmp_path / "report.html"
-    write_report(
-        path, run, generated_rows(), texts, finetune_rows(seeds), audit_rows(audits), compared_with(texts)
-    )
+    write_report(path, run, generated_rows(), texts, finetune, audit_rows(audits), compared_with(texts))
     return Page(path.read_text())
 
 
