@@ -34,8 +34,9 @@ RULES = {
     "teaches": (
         "Share of the way: (accuracy on synthetic texts - accuracy before) / (accuracy on as many real texts - "
         f"accuracy before). {GOOD}: at least {GOOD_WAY:.0%}; {FAIR}: at least {FAIR_WAY:.0%}; {POOR}: less. "
-        f"{UNKNOWN}: real texts add less than {100 * MIN_GAIN:g} points, which is no way to measure. With several "
-        "seeds, ± is the standard deviation that follows from those of both accuracies; one seed has no interval."
+        f"If real texts add less than {100 * MIN_GAIN:g} points, this is no measure. Then {GOOD}: synthetic "
+        f"texts add {100 * MIN_GAIN:g} points or more; {UNKNOWN}: they add less. With several seeds, ± is the "
+        "standard deviation that follows from those of both accuracies; one seed has no interval."
     ),
     "reads": (
         "Perplexity (exponential of the mean log-perplexity) and self-BLEU of the texts left; the worse one "
@@ -80,7 +81,8 @@ def _teaches(figures: Mapping[str, Any], recipe: Recipe) -> Grade:
     seeds = len(recipe.finetune_eval.seeds)
     over = f"{seeds} seeds" if seeds > 1 else "one seed: no interval"
     if possible < MIN_GAIN:
-        return Grade("teaches", UNKNOWN, f"real texts change accuracy by {points(possible)}; {over}")
+        beside = f"where real texts change it by {points(possible)}; {over}"
+        return Grade("teaches", GOOD if gained >= MIN_GAIN else UNKNOWN, f"accuracy {points(gained)}, {beside}")
     way, std = round(gained / possible, 2), None  # as shown
     if seeds > 1:
         errors = [figures[f"accuracy_{arm}_std"] for arm in ("synthetic", "real")]

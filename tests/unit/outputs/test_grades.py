@@ -41,8 +41,9 @@ def test_every_aspect_has_a_grade_and_a_rule_that_names_it() -> None:
         (0.70, 0.80, "fair", "50 ± 8% of the way"),
         (0.69, 0.80, "poor", "45 ± 8% of the way"),
         (0.59, 0.80, "poor", "-5 ± 8% of the way"),
-        (0.70, 0.61, "not graded", "real texts change accuracy by +1.0 points"),
-        (0.70, 0.50, "not graded", "real texts change accuracy by -10.0 points"),
+        (0.61, 0.61, "not graded", "accuracy +1.0 points, where real texts change it by +1.0 points"),
+        (0.70, 0.61, "good", "accuracy +10.0 points, where real texts change it by +1.0 points"),
+        (0.59, 0.50, "not graded", "accuracy -1.0 points, where real texts change it by -10.0 points"),
     ],
 )
 def test_texts_teach_by_the_share_of_the_way_to_real_ones(
