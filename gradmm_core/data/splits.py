@@ -54,13 +54,14 @@ class LabelledTexts:
 
     @classmethod
     def of(
-        cls, texts: Iterable[str], labels: Iterable[int], units: Iterable[Hashable] | None = None
+        cls, texts: Iterable[object], labels: Iterable[int], units: Iterable[Hashable] | None = None
     ) -> LabelledTexts:
         """Take texts in memory: lists, arrays, or columns of a data frame.
 
         As from files, white space around a text is removed.
 
         Args:
+            texts: anything but a string counts as a missing text.
             labels: integers, those of the recipe's classes.
             units: names of the units of privacy, such as user ids. None: each row is a unit.
 
