@@ -132,8 +132,9 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
                 f"({_attacked(figures)}; detectable with 80% power: {_detectable(figures)})"
             )
         case "memorisation":
-            copies, longest = (number(figures[n]) for n in ("copies_of_any_member", "longest_run_any_member_max"))
-            return f"{copies} copies of members, longest common run {longest} words"
+            copies, longest = (figures[n] for n in ("copies_of_any_member", "longest_run_any_member_max"))
+            copied = "copy of a member" if copies == 1 else "copies of members"
+            return f"{number(copies)} {copied}, longest common run {number(longest)} words"
     return f"{number(record.rows)} rows"
 
 

@@ -51,6 +51,12 @@ def test_result_names_the_probe_where_there_is_one() -> None:
         assert stage_result(space, RUN.recipe) == f"3,200 coordinates per class{words}"
 
 
+def test_result_of_one_copy_is_in_the_singular() -> None:
+    assert stage_result(of_stage("memorisation", copies_of_any_member=1), RUN.recipe).startswith(
+        "1 copy of a member,"
+    )
+
+
 def test_result_of_a_filter_that_drops_all_texts_has_no_quality() -> None:
     texts = pd.DataFrame({"label": [0, 1, 1], "kept": False})
     record = RUN.stage("label_filter").model_copy(update={"rows": 3, "figures": filter_figures(texts)})
