@@ -7,7 +7,6 @@ add some 25 packages to those that are pinned.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import pytest
 from gradmm.demo.material import build_demo
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "guide" / "stages.ipynb"
-#: Processor seconds on one core, without building the demo.
-MAX_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +28,7 @@ def test_it_is_kept_without_outputs(cells: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_its_cells_run_within_a_minute(
+def test_its_cells_run(
     cells: list[dict[str, Any]],
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -45,12 +42,10 @@ def test_its_cells_run_within_a_minute(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names: dict[str, Any] = {}
-    started = time.process_time()
     for cell in cells:
         exec("".join(cell["source"]), names)
-    assert time.process_time() - started < MAX_SECONDS
     assert [names["exact"].guarantee.epsilon, names["private"].guarantee.epsilon] == [None, 1]
     assert "above the budget of 1" in names["refusal"]
     assert len(names["texts"]) == 20
     assert len(names["labelled"]) == names["filtered"]["kept"].sum() > 0
-    assert names["found"].figures["memorisation"]["copies_of_any_member"] == 0
+    assert len(names["found"].memorisation) == len(names["labelled"])  # the noise is drawn anew: any may be a copy
