@@ -127,10 +127,7 @@ def migrated_database(shared_folder: Path) -> Path:
     """An empty database of Prefect: it takes a server seconds to make one."""
 
     def migrate(folder: Path) -> None:
-        program = (
-            "import asyncio; from prefect.server.database import provide_database_interface as interface;"
-            "asyncio.run(interface().create_db())"
-        )
+        program = "from gradmm.deployments.serving.server_process import migrate_database; migrate_database()"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         environment |= {"PREFECT_HOME": str(folder)}
         subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)

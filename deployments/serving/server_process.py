@@ -32,7 +32,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _migrate_database() -> None:
+def migrate_database() -> None:
     """Do what the server would do at its start, but one process at a time."""
     from prefect.context import refresh_global_settings_context
     from prefect.server.database import provide_database_interface
@@ -48,6 +48,6 @@ def _migrate_database() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _migrate_database()
+    migrate_database()
     sys.argv[1:1] = ["server", "start"]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)

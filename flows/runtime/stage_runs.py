@@ -131,16 +131,16 @@ class StageRuns:
     ) -> Generator[tuple[int, _Result]]:
         """Run a stage with each of `inputs`; yield numbers and results as they finish.
 
-        Calls whose output is there are read in this process: workers take seconds to start.
+        What workers would only read is read in this process: workers take seconds to start.
 
         Like `run_shards`, must be closed by a caller that stops early.
         """
         calls = [self._arguments(stage, call_inputs) for call_inputs in inputs]
         task = self._configured(stage, merge)
         there, missing = [], []
-        for number, arguments in enumerate(calls):
-            found = not task.refresh_cache and self.context.root.find_stage(stage.name, arguments["context"].key)
-            (there if found else missing).append(number)
+        may_be_there = execution.runner != "in-process" and not task.refresh_cache
+        for number, call_inputs in enumerate(inputs):
+            (there if may_be_there and self.found(stage, **call_inputs) else missing).append(number)
         for numbers, settings in ((there, ExecutionSettings()), (missing, execution)):
             with closing(run_shards(task, [calls[number] for number in numbers], settings)) as states:
                 for index, state in states:

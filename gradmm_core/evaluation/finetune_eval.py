@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
+from sklearn.metrics import confusion_matrix
 from torch import Tensor
 from tqdm import tqdm
 
@@ -287,17 +288,11 @@ def _evaluate(
         accuracy, loss = correct.double().mean().item(), scores.losses.double().mean().item()
         row: dict[str, Any] = {"split": split, "accuracy": accuracy, "loss": loss, CONFUSION: None}
         if split == "test" and scores.class_logits.isfinite().all():
-            row[CONFUSION] = _confusion(finetuning.template.labels, columns, answers.tolist())
+            labels = finetuning.template.labels
+            answered = [labels[column] for column in answers.tolist()]
+            row[CONFUSION] = confusion_matrix(examples.labels, answered, labels=sorted(labels)).ravel().tolist()
         rows.append(row)
     return rows
-
-
-def _confusion(labels: Sequence[int], true: Sequence[int], answered: Sequence[int]) -> list[int]:
-    """Count pairs of positions in `labels`, as `CONFUSION` has them."""
-    place = np.argsort(np.argsort(labels))
-    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(counts, (place[list(true)], place[list(answered)]), 1)
-    return counts.ravel().tolist()
 
 
 def _frame(rows: list[dict[str, Any]], arm: str, seed: int, schedule: Schedule, step: int) -> pd.DataFrame:

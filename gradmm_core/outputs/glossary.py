@@ -1,4 +1,4 @@
-"""What every figure of a run means, for the report.
+"""Definitions of a run's figures, for the report's glossary.
 
 Entries are by the terms that `gradmm.outputs.descriptions` shows, without numbers, arms and remarks in brackets.
 """
