@@ -78,6 +78,11 @@ class LanguageModel:
         """The largest number of tokens of an input; None if the model states none."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether a router distributes the tokens of a batch among experts."""
+        return any("experts" in name for name, _ in self.model.named_modules())
+
     def check_fits(self, tokens: int, what: str, where: str) -> None:
         """Raise an InputError if an input of `tokens` tokens exceeds the model's positions."""
         positions = self.positions

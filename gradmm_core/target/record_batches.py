@@ -7,7 +7,9 @@ of rows, and a padded length that each of its records determines alone. Rows wit
 
 A record's vector could still depend on its row and on the content of the other rows. A private run therefore
 checks each shape before its first use: it computes random texts twice in different rows, and beside different
-texts. If the bits differ, records of this shape are computed one at a time.
+texts. If the bits differ, records of this shape are computed one at a time. So are all records of a mixture of
+experts: how many tokens an expert gets, and so the shape of its products, depends on all texts of a batch, and
+random texts need not show it.
 """
 
 from __future__ import annotations
@@ -134,7 +136,8 @@ class RecordBatches:
         return self._verified[shape]
 
     def _verify(self, length: int, label: int) -> int:
-        if self.rows > 1 and self._same_bits(length, label, self.rows):
+        experts = self.language_model.has_experts
+        if self.rows > 1 and not experts and self._same_bits(length, label, self.rows):
             return self.rows
         if not self._same_bits(length, label, 1):
             raise InputError(
@@ -143,8 +146,10 @@ class RecordBatches:
                 "use 'cpu', or a model without random or unordered operations",
             )
         if self.rows > 1:
-            problem = "the row of a batch changes a text's vector: inputs of %d tokens are computed one at a time"
-            logger.warning(problem, length)
+            problem = (
+                "the model is a mixture of experts" if experts else "the row of a batch changes a text's vector"
+            )
+            logger.warning("%s: inputs of %d tokens are computed one at a time", problem, length)
         return 1
 
     def _same_bits(self, length: int, label: int, rows: int) -> bool:

@@ -173,6 +173,22 @@ def test_a_model_that_couples_rows_is_run_one_record_at_a_time(
     assert "are computed one at a time" in caplog.text
 
 
+def test_a_mixture_of_experts_is_run_one_record_at_a_time(
+    tokenizer: PreTrainedTokenizerFast,
+    prompt_template: PromptTemplate,
+    family: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    language_model = tiny_language_model(tokenizer, family, dtype=torch.float32)
+    batches = RecordBatches(
+        language_model, tokenise_template(language_model, prompt_template), FULL, 8, private=True
+    )
+    vectors(batches, SHORT, 0)
+    assert ("mixture of experts: inputs of" in caplog.text) == (family == "mixtral")
+    if family == "mixtral":
+        assert set(batches._verified.values()) == {1}
+
+
 def test_a_model_of_chance_is_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
     batches = RecordBatches(coupled(phi, by_chance=True), template, FULL, 8, private=True)
     with pytest.raises(InputError, match="different vectors in two passes"):
