@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -31,6 +32,10 @@ logger = logging.getLogger("gradmm.flow")
 
 #: Rounds of submission, after which shards whose workers died are given up.
 MAX_ATTEMPTS = 5
+
+#: Python's resource tracker, a process that gets these options when it starts, removes the semaphores of a stopped
+#: run, and would warn of them in the terminal.
+QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
 
 
 def run_shards(
@@ -94,6 +99,8 @@ def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
         import torch
 
         workers = settings.workers or max(1, torch.cuda.device_count())
+        if QUIET_TRACKER not in sys.warnoptions:
+            sys.warnoptions.append(QUIET_TRACKER)
         assigned = multiprocessing.get_context("spawn").Value("i", 0)
         return ProcessPoolTaskRunner(max_workers=workers, initializer=_begin_worker, initargs=(assigned,))
     local: dict[str, Any]
