@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import s3fs
-from moto.server import ThreadedMotoServer
 from upath import UPath
 
 from gradmm.storage.location import location
@@ -18,6 +16,10 @@ from gradmm.storage.location import location
 @contextmanager
 def object_store() -> Iterator[None]:
     """Runs a server on the loopback and points AWS's environment variables at it."""
+    # Late: the tests with the lowest versions, which need neither, use the other functions.
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     wsgi = server._server

@@ -147,7 +147,7 @@ def test_data_without_texts_or_classes_are_refused(
 
 
 def test_texts_may_be_missing(tmp_path: Path) -> None:
-    frame = REVIEWS.assign(review=pd.Series([None] * 120, dtype="str"))
+    frame = REVIEWS.assign(review=pd.Series([None] * 120, dtype="string"))
     assert shape_of(write(frame, tmp_path / "r.parquet"), "review", None).words == 8
 
 
