@@ -22,6 +22,7 @@ from gradmm.flows.finetune_plan import Trial, repeating, searching
 from gradmm.flows.pipeline import TargetContext, release_target, stage_runs, synthetic_texts
 from gradmm.flows.runtime.deployed import over_deployment
 from gradmm.flows.runtime.recipe_parameters import takes_recipe
+from gradmm.flows.runtime.run_names import timed_name
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.runtime.ui_logs import logs_in_ui
 from gradmm.flows.ui.artifacts import UiArtifacts
@@ -41,12 +42,12 @@ from gradmm.tasks.runtime.privacy_budget import composed_guarantee
 from gradmm.tasks.runtime.stage_task import SplitReference
 
 
-def run_name() -> str:
-    """Name a flow run by its recipe and the time: 'sst2 2026-11-24 14:05'. In UTC, as run ids are."""
-    return f"{flow_run.parameters.get('name', 'gradmm')} {datetime.now(UTC):%Y-%m-%d %H:%M}"
-
-
-@flow(name="gradmm", flow_run_name=run_name, persist_result=False, result_serializer="json")
+@flow(
+    name="gradmm",
+    flow_run_name=lambda: timed_name(flow_run.parameters.get("name", "gradmm")),
+    persist_result=False,
+    result_serializer="json",
+)
 @takes_recipe
 def distil(
     *, root: Location = Path("gradmm-root"), force: tuple[str, ...] = (), **blocks: Any

@@ -30,10 +30,12 @@ from pathlib import Path
 from typing import ParamSpec
 
 from prefect import Flow, Task, flow
+from prefect.runtime import flow_run
 
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.evaluation.arm import Arm
+from gradmm.flows.runtime.run_names import timed_name
 from gradmm.flows.runtime.ui_logs import logs_in_ui
 from gradmm.flows.studies.study import Study
 from gradmm.storage.artifacts import StageArtifact
@@ -89,8 +91,13 @@ def study_flow(
             return function(*args, **kwargs)
 
     logged.__signature__ = inspect.signature(function, eval_str=True)  # pyright: ignore[reportAttributeAccessIssue]
-    title = f"gradmm-{name or function.__name__}"
-    return flow(name=title, persist_result=False, result_serializer="json")(logged)  # pyright: ignore
+    study = name or function.__name__
+    return flow(
+        name=f"gradmm-{study}",
+        flow_run_name=lambda: timed_name(f"{study} {flow_run.parameters['recipe'].name}"),
+        persist_result=False,
+        result_serializer="json",
+    )(logged)  # pyright: ignore
 
 
 @study_flow

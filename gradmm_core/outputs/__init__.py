@@ -6,6 +6,7 @@
 - `publish`: upload of a release folder to the Hugging Face hub.
 - `tracking`: record of a run in an MLflow tracking store.
 - `report`: the private HTML report.
+- `comparison`: the comparison with other ways that belongs to a run.
 - `descriptions`: each stage's description, result and figures in plain text.
 - `grades`: the verdict in one line, and how it is worked out.
 - `glossary`: the meaning of every figure.

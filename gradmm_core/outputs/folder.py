@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gradmm.metrics.resemblance import Resemblance
+from gradmm.outputs.comparison import newest_comparison
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.release import write_release
 from gradmm.outputs.report import write_report
@@ -37,7 +38,16 @@ def write_run(
     labelled = texts.read()
     generated = record.stage("generation").read(["loss_history"])
     write_release(folder / "release", record, labelled)
-    write_report(folder / "report.html", record, generated, labelled, evaluation.read(), audit.read(), compared)
+    write_report(
+        folder / "report.html",
+        record,
+        generated,
+        labelled,
+        evaluation.read(),
+        audit.read(),
+        compared,
+        newest_comparison(root, record),
+    )
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 
 from gradmm.metrics.resemblance import Resemblance, Side
+from gradmm.outputs.comparison import Comparison
 from gradmm.outputs.descriptions import (
     accuracy_rows,
     stage_figures,
@@ -52,6 +53,7 @@ def write_report(
     finetune: pd.DataFrame,
     audit: pd.DataFrame,
     compared: Resemblance,
+    comparison: Comparison | None = None,
 ) -> None:
     """Write the report atomically, readable by its owner only: its figures are measured on private data.
 
@@ -61,6 +63,7 @@ def write_report(
         finetune: rows of the stage `finetune_eval`.
         audit: rows of the stage `mia_audit`.
         compared: the texts and as many real ones.
+        comparison: with other ways of making training texts; None if none was made.
 
     Raises:
         KeyError: if a stage lacks a required figure.
@@ -122,6 +125,7 @@ def write_report(
         survivors=left,
         accuracies=accuracy_rows(evaluation, run.recipe),
         claimed=bool(_claim(run)),
+        comparison=comparison,
         compared=compared,
         resemblance=resemblance_rows(compared),
         by_class=class_tables(finetune, names),

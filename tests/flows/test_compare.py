@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from prefect import get_client
+from prefect.client.schemas.sorting import FlowRunSort
 
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import Examples, class_counts
@@ -89,6 +92,9 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert [*zip(table["arm"], table["size"], strict=True)] == expected
     assert (record.arms, record.sizes, record.seeds) == (tuple(ARMS), SIZES, SEEDS)
     assert record.commit
+    with get_client(sync_client=True) as client:
+        (latest,) = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+    assert re.fullmatch(r"compare tiny \d{4}-\d\d-\d\d \d\d:\d\d", latest.name)
     # One target for all arms.
     assert len(list(root.glob("stages/target_gradient/*"))) == 1
     (first, second), faults = past_runs(root)
@@ -105,6 +111,18 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
         assert table["way"].tolist() == pytest.approx(((table["accuracy"] - before) / (ceiling - before)).tolist())
     else:
         assert table["way"].isna().all()
+
+
+def test_a_run_shows_the_comparison_of_its_settings_in_its_report(root: Path, recipe: Recipe) -> None:
+    evaluated_otherwise = with_seeds(recipe, *SEEDS[:2])
+    run = distil(**dict(evaluated_otherwise), root=root)
+    (compared,) = root.glob("runs/*-compare")
+    report = (root / "runs" / run.run_id / "report.html").read_text()
+    assert f"in the comparison <code>{compared.name}</code>" in report
+    assert '<th scope="row">soft zero-shot</th>' in report
+    changed = recipe.model_copy(update={"word_tilt": recipe.word_tilt.model_copy(update={"strength": 0.5})})
+    run = distil(**dict(changed), root=root)
+    assert "in the comparison" not in (root / "runs" / run.run_id / "report.html").read_text()
 
 
 def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
 from gradmm.metrics.resemblance import Resemblance, resemblance
+from gradmm.outputs.comparison import Comparison
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
 from gradmm.outputs.glossary import GLOSSARY, entry, meanings
 from gradmm.outputs.grades import RULES, grades
@@ -563,6 +564,29 @@ def test_other_arms_are_shown_beside_synthetic_and_real(
     page = Page(path.read_text())
     assert "rerank texts 73.8 ± 1.0%" in page.words
     assert "on rerank texts 74.0% after 200 steps" in str(page.tags("svg")[5]["aria-label"])
+
+
+def test_a_comparison_is_shown_and_else_how_to_make_one(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    assert "run gradmm compare with these settings" in report(tmp_path, private_run, texts).words
+    table = pd.DataFrame(
+        {
+            "arm": ["before", "<b>rerank</b>", "gradmm"],
+            "size": [0, 20, 20],
+            "seeds": [1, 3, 3],
+            "accuracy": [0.6, 0.702, 0.75],
+            "accuracy_half_width": [None, 0.011, 0.0123],
+            "way": [0.0, 0.34, 0.5],
+        }
+    )
+    path = tmp_path / "compared.html"
+    frames = (generated_rows(), texts, finetune_rows(), audit_rows(), compared_with(texts))
+    write_report(path, private_run, *frames, comparison=Comparison("20260103-reviews-compare", table))
+    page = Page(path.read_text())
+    assert "in the comparison 20260103-reviews-compare of these settings" in page.words
+    assert "before – 60.0% 0% 1 <b>rerank</b> 20 70.2 ± 1.1% 34% 3 gradmm 20 75.0 ± 1.2% 50% 3" in page.words
+    assert "run gradmm compare" not in page.words
 
 
 def test_report_is_for_its_owner_only_and_the_same_each_time(
