@@ -379,6 +379,7 @@ def serve(
     cron: str | None = None,
     limit: int = 1,
     port: int | None = None,
+    aws_credentials: Annotated[str | None, Parameter(metavar="BLOCK")] = None,
     changes: Changes = Changes(),
     root: Root = DEFAULT_ROOT,
 ) -> None:
@@ -390,15 +391,15 @@ def serve(
         cron: Schedule of every recipe, in UTC: '0 6 * * *'.
         limit: Concurrent runs.
         port: Port of the local server. Default: 4200.
+        aws_credentials: Block of the Prefect server, of the type AWS Credentials, for a root on S3. Default: AWS's
+            environment variables.
     """
     from gradmm.deployments.serving.serve import recipes_to_serve, serve
-    from gradmm.storage.artifacts import Root
 
     if limit < 1:
         raise InputError("no run could ever start", "limit", "give at least 1")
     served = recipes_to_serve(recipes, folder, changes.load)
-    Root(path=root).prepare()
-    serve(served, root, cron=cron, limit=limit, port=port)
+    serve(served, root, cron=cron, limit=limit, port=port, aws_credentials=aws_credentials)
 
 
 @app.command(group=SERVING)

@@ -21,6 +21,7 @@ import psutil
 
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.recipe_files import FOLDER, recipe_names
+from gradmm.deployments.serving.credentials import use_aws_credentials
 from gradmm.deployments.serving.prefect_server import Server, running_server
 from gradmm.deployments.serving.recipe_deployment import (
     DATASET_CHANGED,
@@ -30,6 +31,7 @@ from gradmm.deployments.serving.recipe_deployment import (
     tags,
 )
 from gradmm.errors import InputError, ServerGone
+from gradmm.storage.artifacts import Root
 from gradmm.storage.location import Location
 
 if TYPE_CHECKING:
@@ -51,19 +53,30 @@ RUN_SETTINGS = {
 }
 
 
-def serve(recipes: Mapping[str, Recipe], root: Location, cron: str | None, limit: int, port: int | None) -> None:
+def serve(
+    recipes: Mapping[str, Recipe],
+    root: Location,
+    cron: str | None,
+    limit: int,
+    port: int | None,
+    aws_credentials: str | None = None,
+) -> None:
     """Serve a deployment of each recipe until stopped.
 
     Args:
         cron: schedule of each recipe, in UTC.
         limit: concurrent runs of all recipes together.
         port: of the local server.
+        aws_credentials: the block with the credentials of the root; None: AWS's environment variables have them.
 
     Raises:
+        InputError: if the root cannot be used, or there is no such block.
         ServerGone: if the server has ended; active runs are killed.
     """
     if cron is not None:
         _check_cron(cron)
+    if aws_credentials is None:
+        Root(path=root).prepare()
     for name, value in RUN_SETTINGS.items():
         os.environ.setdefault(name, value)
     with running_server(port) as server:
@@ -72,6 +85,9 @@ def serve(recipes: Mapping[str, Recipe], root: Location, cron: str | None, limit
 
         deployments = [to_deployment(recipe, root, cron) for recipe in recipes.values()]
         server.wait()
+        if aws_credentials is not None:
+            use_aws_credentials(aws_credentials)
+            Root(path=root).prepare()
         # It tells of a lost connection by a traceback.
         logging.getLogger("prefect.FlowRunCancellingObserver").setLevel(logging.ERROR)
         runner = Runner(name="gradmm", query_seconds=2, limit=limit)

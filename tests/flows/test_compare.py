@@ -32,6 +32,7 @@ from gradmm.studies.arms import ARMS, PRODUCT
 from gradmm.studies.record import StudyRecord
 from gradmm.tasks.runtime.arm_texts import ArmTexts
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
+from tests.flows.test_distil import run
 
 SIZES, SEEDS = (2, 5), (0, 1, 2)
 
@@ -115,14 +116,14 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
 
 def test_a_run_shows_the_comparison_of_its_settings_in_its_report(root: Path, recipe: Recipe) -> None:
     evaluated_otherwise = with_seeds(recipe, *SEEDS[:2])
-    run = distil(**dict(evaluated_otherwise), root=root)
+    record = run(evaluated_otherwise, root)
     (compared,) = root.glob("runs/*-compare")
-    report = (root / "runs" / run.run_id / "report.html").read_text()
+    report = (root / "runs" / record.run_id / "report.html").read_text()
     assert f"in the comparison <code>{compared.name}</code>" in report
     assert '<th scope="row">soft zero-shot</th>' in report
     changed = recipe.model_copy(update={"word_tilt": recipe.word_tilt.model_copy(update={"strength": 0.5})})
-    run = distil(**dict(changed), root=root)
-    assert "in the comparison" not in (root / "runs" / run.run_id / "report.html").read_text()
+    record = run(changed, root)
+    assert "in the comparison" not in (root / "runs" / record.run_id / "report.html").read_text()
 
 
 def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +16,15 @@ import pytest
 import s3fs
 import yaml
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.deployments import run_deployment
+from prefect_aws import AwsClientParameters, AwsCredentials
+from pydantic import SecretStr
 from upath import UPath
 
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.main import main
+from gradmm.deployments.serving.credentials import use_aws_credentials
 from gradmm.deployments.serving.recipe_deployment import deployed_recipe, parameters
 from gradmm.errors import BudgetExhausted, InputError
 from gradmm.flows.distil import distil
@@ -299,3 +308,68 @@ def test_a_deployment_keeps_the_url(tiny_recipe: Callable[..., Recipe]) -> None:
     form = distil.parameters.model_dump()["properties"]["root"]
     assert (form["type"], form["format"]) == ("string", "path")
     assert json.loads(json.dumps(form["default"])) == "gradmm-root"
+
+
+@pytest.fixture
+def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A block with the store's credentials, in place of AWS's environment variables."""
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+    key, secret, region, endpoint = (os.environ[name] for name in names)
+    for name in names:
+        monkeypatch.setenv(name, "")  # which is put back, also where the test sets it
+        monkeypatch.delenv(name)
+    credentials = AwsCredentials(
+        aws_access_key_id=key,
+        aws_secret_access_key=SecretStr(secret),
+        region_name=region,
+        aws_client_parameters=AwsClientParameters(endpoint_url=endpoint),
+    )
+    credentials.save("team-store")
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield "team-store"
+    AwsCredentials.delete("team-store")
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_block_has_the_credentials(block: str) -> None:
+    with pytest.raises(InputError, match="cannot be used"):
+        Root(path=location("s3://by-block/team")).prepare()
+    s3fs.S3FileSystem.clear_instance_cache()
+    use_aws_credentials(block)
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "test"
+    new_bucket("by-block")
+    Root(path=location("s3://by-block/team")).prepare()
+    with pytest.raises(InputError, match=r"--aws-credentials other: the Prefect server has no block of this name"):
+        use_aws_credentials("other")
+
+
+@pytest.mark.slow
+def test_runs_of_a_served_recipe_have_the_credentials_of_a_block(
+    root: UPath, recipe_file: Path, prefect_server: str, block: str, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gradmm.deployments.cli.main",
+        "serve",
+        str(recipe_file),
+    ]
+    environment = os.environ | {"PREFECT_API_URL": prefect_server, "AWS_EC2_METADATA_DISABLED": "true"}
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(
+            [*command, "--root", str(root), "--aws-credentials", block], env=environment, stdout=said, stderr=said
+        ) as served,
+    ):
+        try:
+            while "Serving" not in log.read_text():
+                assert served.poll() is None, log.read_text()
+                time.sleep(0.1)
+            ended = run_deployment("gradmm/tiny", timeout=200, poll_interval=0.5, as_subflow=False)
+            assert isinstance(ended, FlowRun)
+            assert ended.state is not None
+            assert (ended.state.type, ended.state.name) == (StateType.COMPLETED, "Unchanged"), log.read_text()
+        finally:
+            served.terminate()
+    assert not {"AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"} & os.environ.keys()

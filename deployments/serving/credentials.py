@@ -1,0 +1,42 @@
+"""Credentials of an object store from a block of the Prefect server, for the runs that a command serves."""
+
+from __future__ import annotations
+
+import os
+
+from gradmm.errors import InputError
+
+
+def use_aws_credentials(block: str) -> None:
+    """Set AWS's environment variables, which runs inherit, from a block of the type AWS Credentials.
+
+    Variables of what the block leaves open stay as they are.
+
+    Args:
+        block: the block's name on the Prefect server in use.
+
+    Raises:
+        InputError: if there is no such block, or `prefect-aws` is not installed.
+    """
+    try:
+        from prefect_aws import AwsCredentials
+    except ImportError as error:
+        fix = "pip install 'gradmm[aws]'"
+        raise InputError(f"{error.name} is not installed", f"--aws-credentials {block}", fix) from error
+    try:
+        stored = AwsCredentials.load(block)
+        assert isinstance(stored, AwsCredentials)
+    except ValueError as error:  # the message of others quotes what was stored
+        problem = "the Prefect server has no block of this name and of the type AWS Credentials"
+        fix = "create one in its UI, under Blocks, or leave the option out"
+        raise InputError(problem, f"--aws-credentials {block}", fix) from error
+    secret = stored.aws_secret_access_key
+    variables = {
+        "AWS_ACCESS_KEY_ID": stored.aws_access_key_id,
+        "AWS_SECRET_ACCESS_KEY": secret and secret.get_secret_value(),
+        "AWS_SESSION_TOKEN": stored.aws_session_token,
+        "AWS_PROFILE": stored.profile_name,
+        "AWS_DEFAULT_REGION": stored.region_name,
+        "AWS_ENDPOINT_URL": stored.aws_client_parameters.endpoint_url,
+    }
+    os.environ.update({name: value for name, value in variables.items() if value})
