@@ -8,12 +8,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
 from gradmm.errors import InputError
 from gradmm.outputs.formatting import percent
 from gradmm.outputs.record import RunRecord
-from gradmm.storage.artifacts import Root, StageArtifact
+from gradmm.storage.artifacts import Root
 from gradmm.storage.location import Location, read_bytes
 
 #: The study, and its stage with the table.
@@ -64,13 +63,16 @@ def newest_comparison(root: Root, run: RunRecord) -> Comparison | None:
 def _comparison(root: Root, file: Location, wanted: dict[str, Any]) -> Comparison | None:
     try:
         study = json.loads(read_bytes(file))
-        if study["study"] != STUDY or _identity(study) != wanted:
+        if _identity(study) != wanted:
             return None
+        # A run of a recipe whose name ends in "-compare" lacks the stage.
         stage = next(stage for stage in study["stages"] if stage["stage"] == STUDY)
-        # The root may have been moved since.
-        place = root.path / "stages" / STUDY / PurePosixPath(stage["path"]).name
-        return Comparison(study["run_id"], StageArtifact.model_validate(stage | {"path": place}).read())
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, ValidationError, InputError):
+        # By its key: the root may have been moved since.
+        table = root.find_stage(STUDY, PurePosixPath(stage["path"]).stem)
+        if table is None or table.sha256 != stage["sha256"]:
+            return None
+        return Comparison(study["run_id"], table.read())
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, InputError):
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,3 +113,15 @@ def test_a_ray_worker_asks_for_a_gpu_only_where_it_needs_one(monkeypatch: pytest
     assert asked("ray", "cuda:0") == {"num_gpus": 1}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert asked("ray", "auto") == {"num_gpus": 1}
+
+
+def test_a_process_pool_that_ends_at_once_says_nothing() -> None:
+    """Python's resource tracker removes what the pool leaves, after the process has ended."""
+    lines = (
+        "import os; from gradmm.config.settings import ExecutionSettings; "
+        "from gradmm.flows.runtime.shard_runners import task_runner; "
+        "runner = task_runner(ExecutionSettings(runner='processes', workers=1)); os._exit(1)"
+    )
+    # The pipe is at its end when the tracker, which inherits it, has ended too.
+    ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")

@@ -347,13 +347,7 @@ def test_a_block_has_the_credentials(block: str) -> None:
 def test_runs_of_a_served_recipe_have_the_credentials_of_a_block(
     root: UPath, recipe_file: Path, prefect_server: str, block: str, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gradmm.deployments.cli.main",
-        "serve",
-        str(recipe_file),
-    ]
+    command = [sys.executable, "-m", "gradmm.deployments.cli.main", "serve", str(recipe_file)]
     environment = os.environ | {"PREFECT_API_URL": prefect_server, "AWS_EC2_METADATA_DISABLED": "true"}
     log = tmp_path / "log"
     with (

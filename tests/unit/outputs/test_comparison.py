@@ -91,6 +91,9 @@ def test_only_evaluations_may_differ(root: Root, run: RunRecord) -> None:
     }.items():
         write(root, run, f"20260102T00000{len(block)}Z", 0.75, **{block: change})
     write(root, run, "20260104T000000Z", 0.76, study="scarce")
+    plain = root.runs / "20260105T000000Z-my-compare"
+    plain.mkdir()
+    (plain / "run.json").write_text(run.model_dump_json())
     assert accuracy_of(newest_comparison(root, run)) == "74.0 ± 1.2%"
 
 
@@ -99,6 +102,9 @@ def test_damaged_ones_are_passed_over(root: Root, run: RunRecord) -> None:
     (write(root, run, "20260102T000000Z", 0.75) / "run.json").write_text("{")
     lost = write(root, run, "20260103T000000Z", 0.76)
     Path(json.loads((lost / "run.json").read_text())["stages"][0]["path"]).write_bytes(b"changed")
+    replaced = write(root, run, "20260104T000000Z", 0.77)
+    (stage,) = json.loads((replaced / "run.json").read_text())["stages"]
+    root.write_stage(STUDY, Path(stage["path"]).stem, table(0.78), {}, {})
     assert accuracy_of(newest_comparison(root, run)) == "74.0 ± 1.2%"
 
 
