@@ -52,6 +52,7 @@ UNUSED_SERVICES = (
     "LATE_RUNS",
     "PAUSE_EXPIRATIONS",
     "SCHEDULER",
+    "TASK_RUN_RECORDER",
     "TRIGGERS",
 )
 
@@ -102,8 +103,8 @@ def built_once(folder: Path, build: Callable[[Path], object]) -> Path:
 def session_server(migrated_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server for each xdist worker: one for all was seen to stall for a minute on a locked database.
 
-    It has no services for schedules, triggers and events, which take a tenth of the tests' time. A server that
-    `gradmm serve` starts has them. Its address is returned.
+    It has no services for schedules, triggers, events and task runs, which take a third of the tests' time. A
+    server that `gradmm serve` starts has them. Its address is returned.
     """
     # Imported here: the unit tests need no Prefect.
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings

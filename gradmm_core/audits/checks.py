@@ -75,8 +75,8 @@ def check_sensitivity(release: CanaryRelease, rng: np.random.Generator) -> Check
     """Measure the largest distance by which one unit moves the noiseless sums of several, in clipping norms.
 
     Its records are long in all parts, in one part only, short, short before the centre is subtracted, or not
-    finite in a part; the last must not move the sums. A record that is not present must not either. A unit has one
-    record, of either class, or one of each.
+    finite in a part; the last must not move the sums. A record that is not present must not either, else the
+    distance is infinite. A unit has one record, of either class, or one of each.
     """
     direction = torch.from_numpy(rng.normal(size=release.gradients.shape[1:]))
     features = torch.from_numpy(rng.normal(size=release.canaries))
@@ -95,24 +95,24 @@ def check_sensitivity(release: CanaryRelease, rng: np.random.Generator) -> Check
         (usual, features, math.nan * features),
     ]
     others = min(8, release.canaries)
+    vectors_of_others = release.gradients[:others], release.features[:others], release.features[:others]
+    labels_of_others = release.labels[:others]
+    all_present = torch.ones(others, dtype=torch.bool)
+    fewer = release.clean(release.sums_of(*vectors_of_others, labels_of_others, all_present))
     moved = []
-    for present, (gradient, own_features, own_tokens), classes in product(
-        (True, False), vectors, ([0], [1], [0, 1])
-    ):
+    for present, of_unit, classes in product((True, False), vectors, ([0], [1], [0, 1])):
         own = len(classes)
-        gradients = torch.cat([release.gradients[:others], gradient.expand(own, -1, -1)])
-        rows = torch.cat([release.features[:others], own_features.expand(own, -1)])
-        tokens = torch.cat([release.features[:others], own_tokens.expand(own, -1)])
-        labels = np.append(release.labels[:others], classes)
-        share = torch.ones(others + own, dtype=torch.float64)
-        share[others:] = 1 / own
-        without = torch.arange(others + own) < others
-        fewer, more = (
-            release.clean(release.sums_of(gradients, rows, tokens, labels, counted, share))
-            for counted in (without, without | present)
+        gradients, rows, tokens = (
+            torch.cat([theirs, vector.expand(own, *vector.shape)])
+            for theirs, vector in zip(vectors_of_others, of_unit, strict=True)
         )
+        labels = np.append(labels_of_others, classes)
+        counted = torch.cat([all_present, torch.full((own,), present)])
+        share = torch.cat([torch.ones(others), torch.full((own,), 1 / own)]).double()
+        more = release.clean(release.sums_of(gradients, rows, tokens, labels, counted, share))
         distances = [float(np.linalg.norm(more[part] - fewer[part])) for part in more]
-        moved.append(math.hypot(*distances) / clipping_norm)
+        distance = math.hypot(*distances) / clipping_norm
+        moved.append(math.inf if distance > SUM_SLACK and not present else distance)
     high = 1.0 if release.mechanism.discrete else 1 + SUM_SLACK
     return Check(test="sensitivity", draws=len(moved), measured=_largest(moved), low=1 - GRID_LOSS, high=high)
 

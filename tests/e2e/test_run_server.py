@@ -30,8 +30,9 @@ GRADMM = [sys.executable, "-m", "gradmm.deployments.cli.main"]
 
 
 def _without_a_server() -> dict[str, str]:
-    """The environment of commands that start their own."""
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    """The environment of commands that start their own, with all its services."""
+    session = ("PREFECT_API_URL", "PREFECT_SERVER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(session)}
     return environment | {"OMP_NUM_THREADS": "1"}
 
 
@@ -180,7 +181,9 @@ def terminal_run(
 
 
 IN_PROCESS = pytest.mark.parametrize("terminal_run", ["in-process"], indirect=True)
-IN_PROCESSES = pytest.mark.parametrize("terminal_run", ["in-process", "processes"], indirect=True)
+IN_PROCESSES = pytest.mark.parametrize(
+    "terminal_run", ["in-process", pytest.param("processes", marks=pytest.mark.nightly)], indirect=True
+)
 
 
 @pytest.mark.slow
@@ -197,7 +200,7 @@ def test_ctrl_c_in_generation_ends_the_run_at_once(terminal_run: RunInTerminal) 
     _stops(terminal_run, "\x03")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @IN_PROCESS
 def test_a_second_ctrl_c_leaves_nothing_either(terminal_run: RunInTerminal) -> None:
     terminal_run.wait_until(terminal_run.finished_a_shard)

@@ -33,7 +33,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["processes", "dask"])
+@pytest.mark.parametrize("runner", ["processes", pytest.param("dask", marks=pytest.mark.nightly)])
 def test_every_runner_makes_the_same_bytes(
     runner: str, tiny_recipe: Callable[..., Recipe], in_process: Path, tmp_path: Path
 ) -> None:
@@ -53,7 +53,7 @@ def test_no_worker_starts_for_shards_that_are_there(
     assert all(stage.cached for stage in record.stages if stage.stage != "memorisation")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_ray_too_with_nothing_shared_but_an_object_store(
     tiny_recipe: Callable[..., Recipe], in_process: Path
 ) -> None:

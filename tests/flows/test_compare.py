@@ -184,15 +184,16 @@ def test_a_comparison_after_a_run_repeats_no_stage(recipe: Recipe, tmp_path: Pat
 def test_another_seed_or_size_runs_only_what_is_new(
     root: Path, recipe: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES)
+    arms = ("before", "real-1k", "random", "zero-shot", "soft zero-shot")
+    record = compare(with_seeds(recipe, *SEEDS, 3), root, SIZES, arms)
     assert "real-1k has 960 texts fewer than 1000" in caplog.text
     # zero-shot and soft zero-shot differ in their labels alone.
-    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 4) | {
-        "labelling": 5
+    texts = dict.fromkeys(("generation", "label_filter", "loss_selection", "category_balance"), 2) | {
+        "labelling": 3
     }
-    assert executed(record) == {"arm_eval": 8 * 2 + 2, "arm_measures": 9, "compare": 1} | texts
-    record = compare(recipe, root, (*SIZES, 4))
-    assert executed(record) == {"arm_eval": 8 * 3, "arm_measures": 8, "compare": 1}
+    assert executed(record) == {"arm_eval": 4 * 2 + 1, "arm_measures": 5, "compare": 1} | texts
+    record = compare(recipe, root, (*SIZES, 4), arms)
+    assert executed(record) == {"arm_eval": 4 * 3, "arm_measures": 4, "compare": 1}
 
 
 def test_a_stopped_comparison_resumes_where_it_was(

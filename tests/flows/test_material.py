@@ -63,10 +63,11 @@ def run(recipe: str, material: Path, root: Path, *changes: str) -> RunRecord:
     ("recipe", "changes", "classes"),
     [
         ("sst2", ["privacy.epsilon=0.5"], 2),
-        (
+        pytest.param(
             "tweet_emotions_six",
             ["data.validation_split=null", "data.test_split=validation", "generation.method=admm"],
             6,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -51,7 +51,7 @@ SEEDS = (0, 1, 2)
 @pytest.fixture
 def recipe(tiny_recipe: Callable[..., Recipe]) -> Recipe:
     return tiny_recipe(
-        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-4, 1e-2], "steps": [1, 2], "evaluate_every": 1}
+        finetune_eval={"seeds": list(SEEDS), "learning_rates": [1e-2], "steps": [2], "evaluate_every": 1}
     )
 
 
