@@ -18,6 +18,7 @@ folder in the repository, and are installed below it:
     filters     choosing among generated texts
     generation  writing texts that match: search and ADMM
     labelling   class probabilities of texts, from the model and from the release
+    rivals      other methods that release texts under a guarantee, for comparisons
     evaluation  fine-tuning on texts and measuring the model
     in_memory   the stages one by one in memory, for research
     outputs     a run's folder: record, release, report, plots

@@ -296,6 +296,11 @@ LONG_FILES = (
     "test_surroundings",
     "test_s3_root",
     "test_material",
+    "test_run_server",
+    "test_installed_wheel",
+    "test_cli",
+    "test_privacy",
+    "test_ui_artifacts",
     "test_demo_material",
 )
 

@@ -76,7 +76,7 @@ def compare(
 
     Args:
         sizes: Texts in all. Default: 5 10 20 50 100.
-        arms: Baselines. Default: all.
+        arms: Baselines; with --epsilon also private-evolution and private-evolution-10. Default: all baselines.
         epsilon: Compare releases with these epsilons too. Each one spends privacy budget.
     """
     from gradmm.studies.arms import ARMS

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 from gradmm.errors import InputError
 
 
+def require_prefect_aws() -> None:
+    """Check, before a server is started, that blocks of the type AWS Credentials can be read.
+
+    Raises:
+        InputError: if `prefect-aws` is not installed.
+    """
+    if importlib.util.find_spec("prefect_aws") is None:
+        raise InputError("prefect-aws is not installed", "--aws-credentials", "pip install 'gradmm[aws]'")
+
+
 def use_aws_credentials(block: str) -> None:
     """Set AWS's environment variables, which runs inherit, from a block of the type AWS Credentials.
 
-    Variables of what the block leaves open stay as they are.
+    Variables of what the block leaves open stay as they are. It needs `prefect-aws`.
 
     Args:
         block: the block's name on the Prefect server in use.
 
     Raises:
-        InputError: if there is no such block, or `prefect-aws` is not installed.
+        InputError: if there is no such block.
     """
-    try:
-        from prefect_aws import AwsCredentials
-    except ImportError as error:
-        fix = "pip install 'gradmm[aws]'"
-        raise InputError(f"{error.name} is not installed", f"--aws-credentials {block}", fix) from error
+    from prefect_aws import AwsCredentials
+
     try:
         stored = AwsCredentials.load(block)
         assert isinstance(stored, AwsCredentials)

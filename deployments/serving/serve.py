@@ -21,7 +21,7 @@ import psutil
 
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.recipe_files import FOLDER, recipe_names
-from gradmm.deployments.serving.credentials import use_aws_credentials
+from gradmm.deployments.serving.credentials import require_prefect_aws, use_aws_credentials
 from gradmm.deployments.serving.prefect_server import Server, running_server
 from gradmm.deployments.serving.recipe_deployment import (
     DATASET_CHANGED,
@@ -70,13 +70,15 @@ def serve(
         aws_credentials: the block with the credentials of the root; None: AWS's environment variables have them.
 
     Raises:
-        InputError: if the root cannot be used, or there is no such block.
+        InputError: if the root cannot be used, `prefect-aws` is not installed, or there is no such block.
         ServerGone: if the server has ended; active runs are killed.
     """
     if cron is not None:
         _check_cron(cron)
     if aws_credentials is None:
         Root(path=root).prepare()
+    else:
+        require_prefect_aws()
     for name, value in RUN_SETTINGS.items():
         os.environ.setdefault(name, value)
     with running_server(port) as server:

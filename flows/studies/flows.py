@@ -25,7 +25,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import ParamSpec
 
@@ -49,6 +49,7 @@ from gradmm.studies.arms import (
     EPSILONS,
     PRODUCT,
     REAL_ROWS,
+    RIVALS,
     ROWS,
     SCALES,
     private_arm,
@@ -116,7 +117,8 @@ def compare(
 
     Args:
         sizes: numbers of texts in all classes together; default, the paper's sizes that the recipe can fill.
-        epsilons: adds the product's arm under these guarantees, each one more release from the data.
+        epsilons: adds the product's arm, and those rivals that `arms` names, under these guarantees. Each is one
+            more release from the data.
     """
     sizes = tuple(sorted(set(default_sizes(recipe) if sizes is None else sizes)))
     epsilons = tuple(sorted(set(epsilons)))
@@ -125,6 +127,9 @@ def compare(
     _ = study.target_context  # the first release
     private = {private_arm(epsilon): study.private(epsilon) for epsilon in epsilons}
     texts = study.arms(arms) | {arm: variant.texts for arm, variant in private.items()}
+    for name, epsilon in product(RIVALS, epsilons):
+        if name in arms:
+            texts |= study.private_evolution(name, epsilon)
     (evaluations,) = study.evaluate([study.trials(texts, sizes)])
     measures = study.measure(texts, sizes)
     return study.finish(tables.compare, texts, sizes, private, evaluations=evaluations, measures=measures)

@@ -32,21 +32,32 @@ from gradmm.flows.pipeline import (
 )
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts, artifact_key, never_failing
+from gradmm.generation.per_class import text_tokens
 from gradmm.outputs.record import StageRecord, library_versions
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.storage.location import Location
-from gradmm.studies.arm_recipes import equal_draws, few_shot, rerank, soft_zero_shot, with_epsilon, zero_shot
-from gradmm.studies.arms import ARMS, PRODUCT, SOFT_ZERO_SHOT
+from gradmm.studies.arm_recipes import (
+    equal_draws,
+    few_shot,
+    rerank,
+    soft_zero_shot,
+    with_epsilon,
+    without_release,
+    written,
+    zero_shot,
+)
+from gradmm.studies.arms import ARMS, PRODUCT, RIVALS, SOFT_ZERO_SHOT, private_arm
 from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
 from gradmm.tasks.generation import generation
 from gradmm.tasks.runtime.inputs import demo_material, read_split
-from gradmm.tasks.runtime.privacy_budget import composed_guarantee
+from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
+from gradmm.tasks.studies.private_evolution import check_votes_budget, private_votes, variations
 from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
@@ -139,6 +150,55 @@ class Study:
     def private(self, epsilon: float) -> Variant:
         """Release the recipe's target under a guarantee."""
         return self.variant(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon))
+
+    def private_evolution(self, name: str, epsilon: float) -> dict[Arm, Texts]:
+        """Release texts by Private Evolution under a guarantee: one release, whose texts all seeds share.
+
+        Returns:
+            Two arms of the same texts: with the labels that they were written for, and labelled by the calibrated
+            model.
+        """
+        settings = RIVALS[name]
+        recipe = written(with_epsilon(self.recipe, epsilon), 1 + settings.variations)
+        runs = self._variant_runs(f"{name}-{epsilon:g}", recipe)
+        context, mechanism = self.target_context, runs.plan.mechanism
+        assert mechanism is not None  # there is an epsilon
+        count_records(runs.context, context.data.train)
+        claim = mechanism.model_copy(update={"clipping_norm": 1.0})
+        common = {"model": context.model, "prompt_template": context.prompt_template}
+        texts = generated_texts(runs, recipe, context)
+        for iteration in range(settings.iterations):
+            if iteration:
+                texts = runs.run(
+                    variations,
+                    kept=texts,
+                    instructions=recipe.instructions,
+                    text_tokens={c.label: text_tokens(recipe, c.label, context.target) for c in recipe.classes},
+                    generation=recipe.generation,
+                    variations=settings.variations,
+                    seed=recipe.seed,
+                    iteration=iteration,
+                    **common,
+                )
+            inputs = common | {
+                "train": context.data.train,
+                "texts": texts,
+                "space": context.space,
+                "matching": context.plan.target,
+                "mechanism": claim,
+                "iterations": settings.iterations,
+                "per_class": self.recipe.texts_per_class,
+            }
+            if iteration == 0 and runs.found(private_votes, **inputs) is None:
+                check_votes_budget(runs.context, claim)
+            texts = runs.run(private_votes, **inputs)
+        hard, soft = (
+            labelled_texts(runs, without_release(recipe, labels), context, texts) for labels in ("hard", "soft")
+        )
+        return {
+            private_arm(epsilon, name): dict.fromkeys(self.seeds, hard),
+            private_arm(epsilon, f"{name}, soft labels"): dict.fromkeys(self.seeds, soft),
+        }
 
     def from_rows(self, rows: int, seed: int) -> Variant:
         """Compute the recipe's target from `rows` random train rows, drawn by the seed."""

@@ -25,6 +25,7 @@ def write_texts(
     tilt: Float[Tensor, " vocab"] | None = None,
     ends: SentenceEnds | None = None,
     title: str | None = None,
+    beginnings: Int[Tensor, "count begun"] | None = None,
 ) -> Int[Tensor, "count tokens"]:
     """Sample texts that continue a prompt, each token among the `top_k` likeliest allowed (temperature 1).
 
@@ -38,20 +39,23 @@ def write_texts(
             positive tilt ends with the token's first use in a text.
         ends: cut texts at their last sentence end, see `SentenceEnds.cut`; None: not at all.
         title: of the progress bar; None: show no progress.
+        beginnings: the first tokens of each text, which are not sampled, and whose numbers are not used; None: a
+            text begins with its first sampled token.
     """
     head = language_model.head[allowed.ids]
     if tilt is not None:
         tilt = tilt.to(head)[allowed.ids].masked_fill(allowed.continues_word, 0.0)
+    begun = allowed.ids.new_empty(len(uniforms), 0) if beginnings is None else beginnings
     parts = []
     starts = range(0, len(uniforms), batch_size)
     for start in tqdm(starts, desc=title, disable=title is None or None, leave=False):
         drawn = torch.from_numpy(uniforms[start : start + batch_size])
-        text = allowed.ids.new_empty(len(drawn), 0)
+        text = begun[start : start + batch_size]
         added = None if tilt is None else tilt.repeat(len(drawn), 1)
         cache, hidden = prompt_cache.begin(len(drawn))
-        for j in range(drawn.shape[1]):
-            if j > 0:
-                hidden = prompt_cache.append(cache, text[:, -1:])
+        for j in range(text.shape[1], drawn.shape[1]):
+            if j > 0:  # the beginning at once, and then token by token
+                hidden = prompt_cache.append(cache, text if j == begun.shape[1] else text[:, -1:])
             logits = language_model.augment(hidden) @ head.mT
             if added is not None:
                 logits = logits + added

@@ -27,6 +27,8 @@ STAGES = {
     "mia_audit": "attack the fine-tuned model by membership inference",
     "memorisation": "search the texts for copies of private rows",
     "coresets": "select real rows by herding and k-center",
+    "private_votes": "keep the texts that most records vote for, with noise (Private Evolution)",
+    "variations": "write variations of the texts that were kept",
     "arm_eval": "fine-tune on one arm, at one size and with one seed",
     "tfidf_eval": "train a TF-IDF classifier on one arm, with one seed",
     "arm_measures": "measure one arm's fluency, diversity and distance to real text",

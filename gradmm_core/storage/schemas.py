@@ -165,6 +165,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "coresets": pa.schema(
         [("method", pa.string()), ("label", pa.int64()), ("rank", pa.int64()), ("row", pa.int64())]
     ),
+    "private_votes": pa.schema(_RANKED),
+    "variations": pa.schema(_TEXT),
     "arm_eval": pa.schema([*_FINETUNING, ("size", pa.int64()), ("texts", pa.int64())]),
     # The learning rate and the steps are 0.
     "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from gradmm.config.loading import merged_settings, validate_recipe
 from gradmm.config.recipe import Recipe
@@ -50,6 +51,20 @@ def zero_shot(recipe: Recipe) -> Recipe:
     """Write one text for each example, without selection by loss (`unselected`), labelled as it was written."""
     hard = recipe.labelling.model_copy(update={"labels": "hard"})
     return unselected(rerank(recipe, draws=1)).model_copy(update={"labelling": hard})
+
+
+def written(recipe: Recipe, factor: int) -> Recipe:
+    """Write `factor` times as many texts as the recipe keeps, without tilt and without any use of the target."""
+    changes = {"method": "written", "per_class": factor * recipe.texts_per_class}
+    untilted = recipe.word_tilt.model_copy(update={"strength": 0.0})
+    generation = recipe.generation.model_copy(update=changes)
+    return recipe.model_copy(update={"generation": generation, "word_tilt": untilted})
+
+
+def without_release(recipe: Recipe, labels: Literal["hard", "soft"]) -> Recipe:
+    """Label texts as they were written, or by the calibrated model."""
+    labelling = recipe.labelling.model_copy(update={"labels": labels, "release": False})
+    return recipe.model_copy(update={"labelling": labelling})
 
 
 def soft_zero_shot(recipe: Recipe) -> Recipe:

@@ -8,11 +8,14 @@ serves all sizes. The order of the texts is
     soft zero-shot       as zero-shot, labelled by the calibrated model: as much as can be had without the data
     calibrated model     no text, and no training
     herding, k-center    as selected
+    private-evolution    by noisy votes, under a guarantee; with hard labels, or soft ones of the calibrated model
     random, real-1k      a random draw for each seed
     all rows             all train rows, the ceiling
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from gradmm.evaluation.arm import ALL_ROWS, CALIBRATED, Arm
 
@@ -63,10 +66,21 @@ ARMS = {
     )
 }
 
+
+class PrivateEvolution(NamedTuple):
+    """Settings of an arm of Private Evolution: T iterations, L variations of each text."""
+
+    iterations: int
+    variations: int
+
+
+#: Arms of other methods that release texts under a guarantee.
+RIVALS = {"private-evolution": PrivateEvolution(1, 7), "private-evolution-10": PrivateEvolution(10, 3)}
+
 #: The few real rows of `scarce` themselves.
 REAL_ROWS = Arm("real rows", "train")
 
 
-def private_arm(epsilon: float) -> Arm:
-    """Name the product's arm under a guarantee that the recipe itself does not have."""
-    return Arm(f"{PRODUCT}, epsilon {epsilon:g}", "synthetic")
+def private_arm(epsilon: float, name: str = PRODUCT) -> Arm:
+    """Name the arm of the product, or of a rival, under a guarantee that the recipe itself does not have."""
+    return Arm(f"{name}, epsilon {epsilon:g}", "synthetic")

@@ -14,7 +14,7 @@ from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
-from gradmm.studies.arms import ARMS, SIZES
+from gradmm.studies.arms import ARMS, RIVALS, SIZES
 
 
 def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
@@ -22,11 +22,14 @@ def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilo
 
     Raises:
         InputError: for a size that leaves a class empty or exceeds the number of filtered texts, an arm that is
-            unknown or lacks public examples, and an epsilon that the recipe does not allow.
+            unknown or lacks public examples, a rival that does not suit the recipe, and an epsilon that the recipe
+            does not allow.
     """
     for name in arms:
-        if name not in ARMS:
-            raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join(ARMS)}")
+        if name not in ARMS and name not in RIVALS:
+            raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join([*ARMS, *RIVALS])}")
+        if name in RIVALS:
+            _check_rival(recipe, name, epsilons)
     classes, per_class = len(recipe.classes), recipe.texts_per_class
     if not sizes:
         raise InputError("the recipe can fill none of the default sizes", "sizes", "name some")
@@ -42,6 +45,17 @@ def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilo
     if "few-shot" in arms:
         few_shot(recipe)
     _check_mechanisms(recipe, epsilons)
+
+
+def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
+    """Raise an InputError if a rival has no guarantee to be compared under, or the recipe does not suit it."""
+    if not epsilons:
+        raise InputError(f"{name} releases under a guarantee", "epsilon", "name one, or leave the arm out")
+    if recipe.privacy.unit_column is not None:
+        raise InputError(f"{name} counts each record as a unit", "privacy.unit_column", "leave the arm out")
+    if recipe.target_gradient.probe_share == 0:
+        problem = f"{name} compares texts by the probe's features"
+        raise InputError(problem, "target_gradient.probe_share", "set it to more than 0, or leave the arm out")
 
 
 def check_scarce(recipe: Recipe, rows: Sequence[int]) -> None:

@@ -13,8 +13,9 @@ from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.inputs import read_split
+from gradmm.tasks.runtime.releasing import ledger_of, proposed_budget, uncharged
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
-from gradmm.tasks.target_gradient import ledger_of, planned_release, proposed_budget, uncharged
+from gradmm.tasks.target_gradient import planned_release
 
 
 @task(name="privacy_budget", persist_result=False, result_serializer="json")

@@ -27,6 +27,8 @@ RUN_STAGES = {
 #: Stages of studies only.
 STUDY_STAGES = {
     "coresets": 1,
+    "private_votes": 1,
+    "variations": 1,
     "arm_measures": 2,
     "tfidf_eval": 1,
     "compare": 2,

@@ -15,24 +15,26 @@ import yaml
 from prefect import get_client
 from prefect.client.schemas.sorting import FlowRunSort
 
+from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import Examples, class_counts
 from gradmm.data.splits import LabelledTexts, load_splits
 from gradmm.deployments.cli.history import past_runs
 from gradmm.deployments.cli.main import main
-from gradmm.errors import BudgetExhausted
+from gradmm.errors import BudgetExhausted, InputError
 from gradmm.evaluation.finetune_eval import Finetuning
 from gradmm.evaluation.schedule import Schedule
 from gradmm.flows.distil import distil
 from gradmm.flows.studies.flows import compare
 from gradmm.outputs.record import StageRecord
-from gradmm.privacy.ledger import Ledger
+from gradmm.privacy.ledger import Ledger, composed_epsilon
 from gradmm.storage.artifacts import Root
 from gradmm.studies.arms import ARMS, PRODUCT
 from gradmm.studies.record import StudyRecord
 from gradmm.tasks.runtime.arm_texts import ArmTexts
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 from tests.flows.test_distil import run
+from tests.flows.test_privacy import SPACE
 
 SIZES, SEEDS = (2, 5), (0, 1, 2)
 
@@ -315,3 +317,53 @@ def test_the_command_prints_the_table_and_refuses_bad_arguments(
         assert status == 2
         (message,) = [text for text in err.splitlines() if text.startswith("gradmm: ")]
         assert line in message
+
+
+@pytest.fixture
+def rival_recipe(recipe: Recipe) -> Recipe:
+    """With features, and a budget for the product's release and a rival's."""
+    values = recipe.model_dump(mode="json")
+    values["target_gradient"] |= SPACE
+    values["privacy"] |= {"delta": 1e-5, "declared_records": 200, "budget_epsilon": 2.0}
+    values["finetune_eval"] |= {"seeds": [0, 1], "learning_rates": [1e-4], "steps": [1]}
+    return validate_recipe(values, "test")
+
+
+def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = rival_recipe
+    names = [f"private-evolution-10{labels}, epsilon 1" for labels in ("", ", soft labels")]
+    for _ in range(2):
+        record = compare(recipe, tmp_path, (4,), ("before", "private-evolution-10"), (1.0,))
+        assert record.arms == ("before", PRODUCT, f"{PRODUCT}, epsilon 1", *names)
+        releases = [entry.release for entry in Ledger.of(tmp_path, recipe.ledger).entries()]
+        votes = [release for release in releases if release.space == "votes for texts"]
+        assert len(votes) == 10
+        assert len(releases) == 11
+        assert composed_epsilon(votes, 1e-5, "add-or-remove") == pytest.approx(1.0, rel=1e-6)
+    assert executed(record) == {"mechanism_audit": 1}
+    table = record.table.read().set_index("arm")
+    assert table["seeds"][names].tolist() == [2, 2]
+    rounds = [stage.read() for stage in stages(record, "private_votes")]
+    assert [len(rows) for rows in rounds] == [6] * 10
+    labelled = [stage.read() for stage in stages(record, "labelling")]
+    chosen = set(rounds[-1]["text"])
+    hard, soft = (rows for rows in labelled if set(rows["text"]) == chosen)
+    assert all(max(row) == 1 for row in hard["probabilities"])
+    assert not any(max(row) == 1 for row in soft["probabilities"])
+
+
+def test_a_rival_that_the_budget_does_not_allow_is_refused_before_its_first_histogram(
+    rival_recipe: Recipe, tmp_path: Path
+) -> None:
+    privacy = rival_recipe.privacy.model_copy(update={"budget_epsilon": 1.1})
+    recipe = rival_recipe.model_copy(update={"privacy": privacy})
+    with pytest.raises(BudgetExhausted):
+        compare(recipe, tmp_path, (4,), ("before", "private-evolution-10"), (1.0,))
+    assert len(Ledger.of(tmp_path, recipe.ledger).entries()) == 1  # the product's
+
+
+def test_a_rival_needs_a_guarantee_and_features(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="epsilon: private-evolution releases under a guarantee"):
+        compare(recipe, tmp_path, (2,), ("private-evolution",))
+    with pytest.raises(InputError, match=r"target_gradient\.probe_share: private-evolution compares texts by"):
+        compare(recipe, tmp_path, (2,), ("private-evolution",), (1.0,))

@@ -343,6 +343,17 @@ def test_a_block_has_the_credentials(block: str) -> None:
         use_aws_credentials("other")
 
 
+def test_no_server_starts_for_a_block_that_could_not_be_read(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = "gradmm.deployments.serving.serve.running_server"
+    monkeypatch.setattr(server, lambda _: pytest.fail("a server starts"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main(["serve", str(recipe_file), "--root", "s3://x/y", "--aws-credentials", "team-store"]) == 2
+    line = "gradmm: --aws-credentials: prefect-aws is not installed; pip install 'gradmm[aws]'"
+    assert line in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_runs_of_a_served_recipe_have_the_credentials_of_a_block(
     root: UPath, recipe_file: Path, prefect_server: str, block: str, tmp_path: Path

@@ -1,0 +1,102 @@
+"""Private Evolution: the records' noisy votes for texts, and variations of the texts that were kept."""
+
+from __future__ import annotations
+
+from gradmm.config.settings import GenerationSettings, TargetGradientSettings
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_model, read_split
+from gradmm.tasks.runtime.releasing import already_released, charged_release, ledger_of, proposed_budget
+from gradmm.tasks.runtime.stage_task import (
+    Outcome,
+    Publication,
+    RunContext,
+    SplitReference,
+    stage_key,
+    stage_task,
+)
+
+STAGE = "private_votes"
+
+
+@stage_task(STAGE)
+def private_votes(
+    context: RunContext,
+    train: SplitReference,
+    texts: StageArtifact,
+    space: StageArtifact,
+    model: ModelReference,
+    prompt_template: PromptTemplate,
+    matching: TargetGradientSettings,
+    mechanism: GaussianMechanism,
+    iterations: int,
+    per_class: int,
+    publication: Publication,
+) -> StageArtifact:
+    """Keep the texts with the most noisy votes. Each histogram is charged to the ledger before its noise is drawn.
+
+    Args:
+        mechanism: of the whole release of `iterations` histograms, with sensitivity 1.
+    """
+    from gradmm.rivals.private_evolution import vote_mechanism, voted_texts, votes_release
+
+    ledger = ledger_of(context)
+    if mechanism.safe and (made := already_released(ledger, publication)):
+        return made
+    public = {"texts": texts, "space": space, "model": model, "mechanism": mechanism, "iterations": iterations}
+    release = votes_release(
+        context.recipe, mechanism, iterations, publication.key, settings_key=stage_key(STAGE, public)
+    )
+    if mechanism.safe:
+        ledger.check(release, proposed_budget(context))  # fail early; charging checks again
+    language_model, template = read_model(context, model, prompt_template)
+    data = read_split(context, train)
+
+    def publish() -> StageArtifact:
+        each = vote_mechanism(mechanism, iterations)
+        kept = voted_texts(language_model, template, texts.read(), data, space, matching, each, per_class)
+        return publication.publish(*kept)
+
+    if not mechanism.safe:
+        return publish()
+    return charged_release(context, ledger, release, publication, publish)
+
+
+@stage_task("variations")
+def variations(
+    context: RunContext,
+    kept: StageArtifact,
+    model: ModelReference,
+    prompt_template: PromptTemplate,
+    instructions: dict[int, str],
+    text_tokens: dict[int, int],
+    generation: GenerationSettings,
+    variations: int,
+    seed: int,
+    iteration: int,
+) -> Outcome:
+    """Let the model write variations of the kept texts, which stay beside them."""
+    from gradmm.rivals.private_evolution import vary_texts
+
+    language_model, template = read_model(context, model, prompt_template)
+    seeds = seed, iteration
+    return vary_texts(
+        language_model, template, kept.read(), instructions, text_tokens, generation, variations, seeds
+    )
+
+
+def check_votes_budget(context: RunContext, mechanism: GaussianMechanism) -> None:
+    """Refuse Private Evolution whose histograms together would exceed the budget, before the first is charged.
+
+    Args:
+        mechanism: of all histograms together, with sensitivity 1.
+
+    Raises:
+        BudgetExhausted: if they would.
+    """
+    from gradmm.rivals.private_evolution import votes_release
+
+    if mechanism.safe:
+        ledger_of(context).check(votes_release(context.recipe, mechanism, 1), proposed_budget(context))
