@@ -69,7 +69,7 @@ def stage_page(record: StageRecord, recipe: Recipe, plot: str = "") -> Page:
 
 
 def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mapping[str, str]) -> Page:
-    """Return the page of a run: verdict, accuracies, the best and the worst texts, stages and files.
+    """Return the page of a run: verdict, accuracies, the best and worst texts or the first ones, stages, files.
 
     Args:
         folder: the run's folder.
@@ -80,6 +80,8 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
     guarantee = f"epsilon {run.guarantee.epsilon:g}" if safe else "NO GUARANTEE"
     evaluation = run.stage("finetune_eval")
     best, worst = best_and_worst(texts)
+    if not has_losses(texts):
+        best = _alternating(texts, len(best))
     parts = [
         f"# {escaped(run.recipe.name)}: {len(texts)} texts",
         f"**{escaped(one_line(run))}**",
@@ -91,20 +93,14 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
             accuracy_rows(evaluation.figures, run.recipe),
         ),
         f"## The {len(best)} {'best' if has_losses(texts) else 'first'} texts",
-        _text_table(best),
-        *([f"## The {len(worst)} worst texts", _text_table(worst)] if len(worst) else []),
+        _text_list(best),
+        *([f"## The {len(worst)} worst texts", _text_list(worst)] if len(worst) else []),
         "## Stages",
-        table(
-            ["stage", "time", "rows", "result"],
-            [
-                (
-                    _link(stage_title(stage.stage), links.get(stage.stage)),
-                    "cached" if stage.cached else duration(stage.seconds).replace(" ", "\N{NO-BREAK SPACE}"),
-                    number(stage.rows),
-                    stage_result(stage, run.recipe),
-                )
-                for stage in run.stages
-            ],
+        "\n".join(
+            f"- {_link(stage_title(stage.stage), links.get(stage.stage))}, "
+            f"{'cached' if stage.cached else duration(stage.seconds)}, {number(stage.rows)} rows: "
+            f"{escaped(stage_result(stage, run.recipe))}"
+            for stage in run.stages
         ),
         "## Files",
         table(
@@ -160,17 +156,17 @@ def _samples(record: StageRecord, recipe: Recipe) -> list[str]:
     if record.stage == "word_tilt":
         return ["## Words that change most", _word_table(record.read(), recipe)]
     if record.stage == "generation":
-        return ["## Sample texts", _text_table(_alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
+        return ["## Sample texts", _text_list(_alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
     if record.stage == "labelling":
         labelled = record.read([*TEXT_COLUMNS, "probabilities"])
-        return ["## Sample of the labelled texts", _text_table(_alternating(labelled, SAMPLE_ROWS))]
+        return ["## Sample of the labelled texts", _text_list(_alternating(labelled, SAMPLE_ROWS))]
     if record.stage not in FILTERS:
         return []
     rows = record.read([*TEXT_COLUMNS, "kept", "reason"])
     kept, dropped = (_alternating(rows[rows["kept"] == is_kept], SAMPLE_ROWS) for is_kept in (True, False))
-    samples = ["## Sample of the texts left", _text_table(kept)] if len(kept) else []
+    samples = ["## Sample of the texts left", _text_list(kept)] if len(kept) else []
     if len(dropped):
-        samples += ["## Sample of the dropped texts", _text_table(dropped, reason=True)]
+        samples += ["## Sample of the dropped texts", _text_list(dropped, reason=True)]
     return samples
 
 
@@ -193,19 +189,20 @@ def _word_table(words: pd.DataFrame, recipe: Recipe) -> str:
     )
 
 
-def _text_table(rows: pd.DataFrame, reason: bool = False) -> str:
-    """Format a table of texts. The text is the last column because the UI cuts wide tables off."""
-    columns = {
-        "class": rows["label_name"],
-        **(
-            {"probability": rows["probabilities"].map(max).map("{:.2f}".format)} if "probabilities" in rows else {}
-        ),
-        **({"matching loss": rows["matching_loss"].map("{:.3f}".format)} if has_losses(rows) else {}),
-        "log-perplexity": rows["log_perplexity"].map("{:.2f}".format),
-        **({"reason": rows["reason"]} if reason else {}),
-        "text": rows["text"],
-    }
-    return table(list(columns), zip(*columns.values(), strict=True))
+def _text_list(rows: pd.DataFrame, reason: bool = False) -> str:
+    """List texts with their figures. The UI wraps a list's lines, and cuts off those of a wide table."""
+    losses = has_losses(rows)
+
+    def item(row: dict[Any, Any]) -> str:
+        figures = [
+            *([f"probability {max(row['probabilities']):.2f}"] if "probabilities" in row else []),
+            *([f"matching loss {row['matching_loss']:.3f}"] if losses else []),
+            f"log-perplexity {row['log_perplexity']:.2f}",
+            *([escaped(row["reason"])] if reason else []),
+        ]
+        return f"- **{escaped(row['label_name'])}** ({', '.join(figures)}): {escaped(row['text'])}"
+
+    return "\n".join(map(item, rows.to_dict("records")))
 
 
 def _alternating(rows: pd.DataFrame, count: int) -> pd.DataFrame:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import lru_cache, partial, update_wrapper, wraps
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from prefect import task
 from pydantic import BaseModel
@@ -26,6 +27,34 @@ if TYPE_CHECKING:
 #: Name of the demo's data in `data.path` and of its model in `model.name`.
 DEMO = "builtin:demo"
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result", bound=BaseModel)
+
+
+class InputTask(Generic[Arguments, Result]):
+    """A task whose result nearly all other tasks get, and that has no edges in a run's graph.
+
+    Prefect draws an edge from a task to every task that gets the result or one of its fields. Edges from these
+    would hide those between stages. Prefect knows results by identity, one level deep: a copy of what a list holds
+    is unknown to it.
+
+    Attributes:
+        fn: the function itself.
+    """
+
+    def __init__(self, fn: Callable[Arguments, Result]) -> None:
+        @wraps(fn)
+        def listed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> list[Result]:
+            return [fn(*args, **kwargs)]
+
+        self.fn = fn
+        self._task = task(name=fn.__name__, persist_result=False, result_serializer="json")(listed)
+        update_wrapper(self, fn)
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        (result,) = self._task(*args, **kwargs)
+        return result.model_copy()
+
 
 class DataReference(BaseModel, frozen=True):
     """References to the three splits."""
@@ -35,7 +64,7 @@ class DataReference(BaseModel, frozen=True):
     test: SplitReference
 
 
-@task(name="demo_material", persist_result=False, result_serializer="json")
+@InputTask
 def demo_material(recipe: Recipe, root: Root) -> Recipe:
     """Build the demo's data and model if the recipe names them; return the recipe with their folders instead."""
     if DEMO not in (recipe.data.path, recipe.model.name):
@@ -49,7 +78,7 @@ def demo_material(recipe: Recipe, root: Root) -> Recipe:
     return recipe.model_copy(update={"data": data, "model": model})
 
 
-@task(name="dataset_fingerprint", persist_result=False, result_serializer="json")
+@InputTask
 def dataset_fingerprint(context: RunContext) -> DataReference:
     """Read the data again and return the digests of its splits."""
     _splits.cache_clear()
@@ -66,7 +95,7 @@ def refer_to_data(context: RunContext) -> DataReference:
     )
 
 
-@task(name="model_fingerprint", persist_result=False, result_serializer="json")
+@InputTask
 def model_fingerprint(settings: ModelSettings) -> ModelReference:
     """Pin the model to a digest or commit."""
     return resolve_model(settings)

@@ -192,7 +192,7 @@ def test_pages_have_results_and_figures(twice: tuple) -> None:
     dropped = selected[~selected["kept"]]
     assert len(dropped) == 2
     for text, reason in zip(dropped["text"], dropped["reason"], strict=True):
-        assert f"| {escaped(reason)} | {escaped(text)} |" in artifacts["tiny-loss-selection"].data
+        assert f", {escaped(reason)}): {escaped(text)}" in artifacts["tiny-loss-selection"].data
     assert "noise sigma" in artifacts["tiny-target-gradient"].description
     assert "expected" in artifacts["tiny-target-gradient"].data  # the plot's words
 
@@ -371,7 +371,7 @@ def test_a_page_of_hostile_texts_is_a_page_of_texts(tmp_path: Path, tiny_recipe:
     page = stage_page(record, tiny_recipe(classes=classes))
     html = rendered(page.markdown)
     assert set(re.findall(r"<(\w+)", html)) == {
-        *("h1", "h2", "p", "strong", "code", "pre", "table", "thead", "tbody", "tr", "th", "td")
+        *("h1", "h2", "p", "strong", "code", "pre", "table", "thead", "tbody", "tr", "th", "td", "ul", "li")
     }
     assert set(re.findall(r"<(\w+)", rendered(page.summary))) == {"p"}
 
