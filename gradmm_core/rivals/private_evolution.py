@@ -102,8 +102,8 @@ def voted_texts(
     """Keep the texts with the most votes: the rows and figures of the stage `private_votes`.
 
     Formal guarantee: a record enters the histogram of one class, with one vote that depends on this record and on
-    public texts alone. Adding or removing a record changes the histograms of all classes, as one vector, by at
-    most 1 in norm.
+    the texts alone, which the data have reached through earlier histograms at most. Adding or removing a record
+    changes the histograms of all classes, as one vector, by at most 1 in norm.
 
     Args:
         texts: of the stage `generation` or `variations`.

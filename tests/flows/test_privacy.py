@@ -168,7 +168,7 @@ def test_a_run_killed_before_publishing_has_spent_its_release(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(gradmm.tasks.target_gradient, "_publish", killed)
+        patch.setattr("gradmm.target.target_gradient.released_target", killed)
         with pytest.raises(KeyboardInterrupt):
             run_first(recipe, tmp_path)
     assert len(releases(recipe, tmp_path)) == 1
