@@ -1,4 +1,4 @@
-"""What others release under differential privacy, to stand beside the product in a comparison.
+"""Other methods that generate texts under differential privacy, to compare the product with.
 
 - `private_evolution`: texts of the model that the records vote for (Aug-PE).
 """

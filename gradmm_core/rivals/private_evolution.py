@@ -41,13 +41,13 @@ from gradmm.lm.perplexity import log_perplexities
 from gradmm.lm.prompt import PromptCache
 from gradmm.lm.sampling import write_texts
 from gradmm.lm.sentences import PAD, SentenceEnds
-from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch, tokenise_split
+from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.privacy.ledger import Release
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 from gradmm.storage.artifacts import StageOutput
-from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.features import TextFeatures, means_in_batches
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import features_from_table, from_table
 
@@ -89,17 +89,16 @@ def votes_release(
     )
 
 
-def voted_texts(
+def votes_of_records(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     texts: pd.DataFrame,
     data: LabelledTexts,
     space: StageOutput,
     matching: TargetGradientSettings,
-    mechanism: GaussianMechanism | None,
     per_class: int,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Keep the texts with the most votes: the rows and figures of the stage `private_votes`.
+) -> dict[int, Int[np.ndarray, " candidates"]]:
+    """Count the records' votes for the texts of their class, by label and in the order of the texts; private.
 
     Formal guarantee: a record enters the histogram of one class, with one vote that depends on this record and on
     the texts alone, which the data have reached through earlier histograms at most. Adding or removing a record
@@ -108,11 +107,7 @@ def voted_texts(
     Args:
         texts: of the stage `generation` or `variations`.
         space: its features measure the distances.
-        mechanism: of this histogram, see `vote_mechanism`; None to keep by the votes as they are.
-
-    Returns:
-        The kept texts of each class, the one with the most votes first, with the columns of a filter; and, by
-        label, the number of candidates and the sum of the noisy votes of those kept.
+        per_class: the number of texts that are to be kept.
 
     Raises:
         InputError: if the space has no features, or a class has fewer candidates than texts to keep.
@@ -122,29 +117,43 @@ def voted_texts(
     if features is None:
         problem, fix = "private-evolution compares texts by the probe's features", "set it to more than 0"
         raise InputError(problem, "target_gradient.probe_share", fix)
-    candidates = {label: texts[texts["label"] == label] for label in template.labels}
+    candidates = {label: texts.loc[texts["label"] == label, "token_ids"].tolist() for label in template.labels}
     for label, of_class in candidates.items():
         if len(of_class) < per_class:
             problem = f"{len(of_class)} candidates of label {label} are fewer than the {per_class} to keep"
             raise InputError(problem, "generation.per_class", "ask for fewer texts")
     where = from_table(table, template, matching, language_model.device)
-    votes = count_votes(
-        language_model,
-        template,
-        {label: of_class["token_ids"].tolist() for label, of_class in candidates.items()},
-        data,
-        features,
-        RecordBatches(language_model, template, where, matching.batch_size, private=True),
-    )
+    record_batches = RecordBatches(language_model, template, where, matching.batch_size, private=True)
+    return count_votes(language_model, template, candidates, data, features, record_batches)
+
+
+def voted_texts(
+    texts: pd.DataFrame,
+    votes: Mapping[int, Int[np.ndarray, " candidates"]],
+    mechanism: GaussianMechanism,
+    per_class: int,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Keep the texts with the most noisy votes: the rows and figures of the stage `private_votes`.
+
+    Every call draws fresh noise: one more release.
+
+    Args:
+        votes: see `votes_of_records`.
+        mechanism: of this histogram, see `vote_mechanism`.
+
+    Returns:
+        The kept texts of each class, the one with the most votes first, with the columns of a filter; and, by
+        label, the number of candidates and the sum of the noisy votes of those kept.
+    """
     noisy = noisy_votes(votes, mechanism)
     kept, of_kept = [], {}
-    for label, of_class in candidates.items():
-        best = np.argsort(-noisy[label], kind="stable")[:per_class]
-        kept.append(of_class.iloc[best].assign(rank=np.arange(1, per_class + 1)))
-        of_kept[str(label)] = float(noisy[label][best].sum())
+    for label, of_class in noisy.items():
+        best = np.argsort(-of_class, kind="stable")[:per_class]
+        kept.append(texts[texts["label"] == label].iloc[best].assign(rank=np.arange(1, per_class + 1)))
+        of_kept[str(label)] = float(of_class[best].sum())
     rows = pd.concat(kept, ignore_index=True).assign(**UNFILTERED, predicted=pd.NA)
-    candidates_by_label = {str(label): len(of_class) for label, of_class in candidates.items()}
-    return rows, {"candidates": candidates_by_label, "noisy_votes_of_kept": of_kept}
+    candidates = {str(label): len(of_class) for label, of_class in votes.items()}
+    return rows, {"candidates": candidates, "noisy_votes_of_kept": of_kept}
 
 
 @torch.no_grad()
@@ -190,12 +199,9 @@ def candidate_features(
     batch_size: int = 64,
 ) -> Float[Tensor, "candidates features"]:
     """Compute public texts' features, in the form in which records have theirs, see `RecordBatches`."""
-    any_label = template.labels[0]
     points = torch.zeros(len(texts), len(features.map) + 1, dtype=torch.float64, device=language_model.device)
-    for rows in length_bucketed([len(text) for text in texts], batch_size):
-        batch = make_batch(template, [texts[i] for i in rows], [any_label] * len(rows), language_model.device)
-        layers = language_model.layers(input_ids=batch.input_ids)
-        points[rows] = features.with_constant(text_means(layers, batch.text_mask))
+    for rows, means in means_in_batches(language_model, template, texts, batch_size):
+        points[rows] = features.with_constant(means)
     return points
 
 

@@ -8,7 +8,7 @@ all directions equally) and clipped to norm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from gradmm.errors import InputError
 from gradmm.gradients.head_gradient import products_one_by_one
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
 from gradmm.privacy.sensitivity import CONSTANT
 
 #: Whitening adds this share of the mean variance to each direction's variance, so that it does not amplify
@@ -32,6 +34,19 @@ def text_means(
     weights = of_text.to(dtype)
     weights = weights / weights.sum(dim=1, keepdim=True)
     return torch.cat([torch.einsum("bt,bth->bh", weights, layer.to(dtype)) for layer in layers], dim=1)
+
+
+def means_in_batches(
+    language_model: LanguageModel, template: TokenisedTemplate, texts: Sequence[list[int]], batch_size: int
+) -> Iterator[tuple[list[int], Float[Tensor, "batch width"]]]:
+    """Compute `text_means` of texts given as token ids, without prefix and suffix, in batches of similar length.
+
+    Yields the numbers of a batch's texts with their means.
+    """
+    any_label = template.labels[0]
+    for rows in length_bucketed([len(text) for text in texts], batch_size):
+        batch = make_batch(template, [texts[row] for row in rows], [any_label] * len(rows), language_model.device)
+        yield rows, text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import TokenisedTemplate, length_bucketed, make_batch
+from gradmm.lm.template import TokenisedTemplate
 from gradmm.privacy.sensitivity import CONSTANT
-from gradmm.target.features import TextFeatures, text_means
+from gradmm.target.features import TextFeatures, means_in_batches
 
 
 class ClassMeans(NamedTuple):
@@ -103,10 +103,7 @@ class Probe:
     ) -> Float[Tensor, "texts classes"]:
         """Compute `log_probabilities` of texts given as token ids, without prefix and suffix; on the CPU."""
         log_probabilities = torch.zeros(len(texts), len(self.labels))
-        for rows in length_bucketed([len(text) for text in texts], batch_size):
-            chosen = [texts[row] for row in rows]
-            batch = make_batch(template, chosen, [self.labels[0]] * len(chosen), language_model.device)
-            means = text_means(language_model.layers(input_ids=batch.input_ids), batch.text_mask)
+        for rows, means in means_in_batches(language_model, template, texts, batch_size):
             log_probabilities[rows] = self.log_probabilities(means).to(log_probabilities)
         return log_probabilities
 

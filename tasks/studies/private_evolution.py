@@ -40,24 +40,33 @@ def private_votes(
     Args:
         mechanism: of the whole release of `iterations` histograms, with sensitivity 1.
     """
-    from gradmm.rivals.private_evolution import vote_mechanism, voted_texts, votes_release
+    from gradmm.rivals.private_evolution import vote_mechanism, voted_texts, votes_of_records, votes_release
 
     ledger = ledger_of(context)
     if mechanism.safe and (made := already_released(ledger, publication)):
         return made
-    public = {"texts": texts, "space": space, "model": model, "mechanism": mechanism, "iterations": iterations}
+    public = {
+        "texts": texts,
+        "space": space,
+        "model": model,
+        "prompt_template": prompt_template,
+        "matching": matching,
+        "mechanism": mechanism,
+        "iterations": iterations,
+        "per_class": per_class,
+    }
     release = votes_release(
         context.recipe, mechanism, iterations, publication.key, settings_key=stage_key(STAGE, public)
     )
     if mechanism.safe:
         ledger.check(release, proposed_budget(context))  # fail early; charging checks again
     language_model, template = read_model(context, model, prompt_template)
-    data = read_split(context, train)
+    data, candidates = read_split(context, train), texts.read()
+    votes = votes_of_records(language_model, template, candidates, data, space, matching, per_class)
 
     def publish() -> StageArtifact:
         each = vote_mechanism(mechanism, iterations)
-        kept = voted_texts(language_model, template, texts.read(), data, space, matching, each, per_class)
-        return publication.publish(*kept)
+        return publication.publish(*voted_texts(candidates, votes, each, per_class))
 
     if not mechanism.safe:
         return publish()

@@ -362,6 +362,18 @@ def test_a_rival_that_the_budget_does_not_allow_is_refused_before_its_first_hist
     assert len(Ledger.of(tmp_path, recipe.ledger).entries()) == 1  # the product's
 
 
+def test_a_rival_that_is_killed_while_it_counts_votes_has_charged_nothing(
+    rival_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradmm.rivals.private_evolution.count_votes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        compare(rival_recipe, tmp_path, (4,), ("before", "private-evolution"), (1.0,))
+    assert len(Ledger.of(tmp_path, rival_recipe.ledger).entries()) == 1  # the product's
+
+
 def test_a_rival_needs_a_guarantee_and_features(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="epsilon: private-evolution releases under a guarantee"):
         compare(recipe, tmp_path, (2,), ("private-evolution",))
