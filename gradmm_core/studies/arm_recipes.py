@@ -56,9 +56,7 @@ def zero_shot(recipe: Recipe) -> Recipe:
 def written(recipe: Recipe, factor: int) -> Recipe:
     """Write `factor` times as many texts as the recipe keeps, without tilt and without any use of the target."""
     changes = {"method": "written", "per_class": factor * recipe.texts_per_class}
-    untilted = recipe.word_tilt.model_copy(update={"strength": 0.0})
-    generation = recipe.generation.model_copy(update=changes)
-    return recipe.model_copy(update={"generation": generation, "word_tilt": untilted})
+    return _untilted(recipe).model_copy(update={"generation": recipe.generation.model_copy(update=changes)})
 
 
 def without_release(recipe: Recipe, labels: Literal["hard", "soft"]) -> Recipe:
@@ -69,9 +67,8 @@ def without_release(recipe: Recipe, labels: Literal["hard", "soft"]) -> Recipe:
 
 def soft_zero_shot(recipe: Recipe) -> Recipe:
     """Label the texts of `zero_shot` by the calibrated model, without the released probe and without a filter."""
-    soft = recipe.labelling.model_copy(update={"labels": "soft", "release": False})
     unfiltered = recipe.label_filter.model_copy(update={"enabled": False})
-    return zero_shot(recipe).model_copy(update={"labelling": soft, "label_filter": unfiltered})
+    return without_release(zero_shot(recipe), "soft").model_copy(update={"label_filter": unfiltered})
 
 
 def few_shot(recipe: Recipe) -> Recipe:
@@ -88,13 +85,17 @@ def rerank(recipe: Recipe, draws: int) -> Recipe:
     """Keep the best matching of `draws` written texts for each example, without edits, tilt and probe."""
     search = recipe.generation.search.model_copy(update={"draws": draws, "rounds": 0, "fluency": 0.0})
     generation = recipe.generation.model_copy(update={"method": "search", "search": search, "probe_weight": 0.0})
-    untilted = recipe.word_tilt.model_copy(update={"strength": 0.0})
-    return recipe.model_copy(update={"generation": generation, "word_tilt": untilted})
+    return _untilted(recipe).model_copy(update={"generation": generation})
 
 
 def equal_draws(passes: float, one_draw: float, two_draws: float) -> int:
     """Number of draws that cost `passes`, given the costs of one and of two draws; at least one."""
     return max(1, 1 + round((passes - one_draw) / (two_draws - one_draw)))
+
+
+def _untilted(recipe: Recipe) -> Recipe:
+    """Leave words as the model writes them."""
+    return recipe.model_copy(update={"word_tilt": recipe.word_tilt.model_copy(update={"strength": 0.0})})
 
 
 def _with_examples(category: ClassSettings, recipe: Recipe) -> ClassSettings:

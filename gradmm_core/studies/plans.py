@@ -13,6 +13,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
 from gradmm.privacy.mechanism import gaussian_mechanism
+from gradmm.privacy.release_plan import release_plan
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
 from gradmm.studies.arms import ARMS, RIVALS, SIZES
 
@@ -53,7 +54,7 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
         raise InputError(f"{name} releases under a guarantee", "epsilon", "name one, or leave the arm out")
     if recipe.privacy.unit_column is not None:
         raise InputError(f"{name} counts each record as a unit", "privacy.unit_column", "leave the arm out")
-    if recipe.target_gradient.probe_share == 0:
+    if release_plan(recipe).target.probe_share == 0:  # asked for none, or too noisy for one
         problem = f"{name} compares texts by the probe's features"
         raise InputError(problem, "target_gradient.probe_share", "set it to more than 0, or leave the arm out")
 

@@ -1,4 +1,4 @@
-"""Private Evolution against a slow oracle, and its release against the published formula and by a canary."""
+"""Private Evolution: votes as a slow implementation counts them, noise of the published size, and a canary."""
 
 from __future__ import annotations
 
