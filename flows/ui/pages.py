@@ -22,7 +22,7 @@ from gradmm.outputs.descriptions import (
 from gradmm.outputs.formatting import duration, number, percent
 from gradmm.outputs.grades import one_line
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
-from gradmm.outputs.report import best_and_worst, has_losses, read_line
+from gradmm.outputs.report import alternating, best_and_worst, has_losses, read_line
 from gradmm.storage.location import Location
 from gradmm.tasks.runtime.registry import STUDY_STAGES
 
@@ -80,8 +80,6 @@ def run_page(run: RunRecord, folder: Location, texts: pd.DataFrame, links: Mappi
     guarantee = f"epsilon {run.guarantee.epsilon:g}" if safe else "NO GUARANTEE"
     evaluation = run.stage("finetune_eval")
     best, worst = best_and_worst(texts)
-    if not has_losses(texts):
-        best = _alternating(texts, len(best))
     parts = [
         f"# {escaped(run.recipe.name)}: {len(texts)} texts",
         f"**{escaped(one_line(run))}**",
@@ -136,7 +134,7 @@ def sample_rows(texts: pd.DataFrame) -> list[dict[str, Any]]:
             "log-perplexity": _rounded(row["log_perplexity"], 2),
             "text": inert(row["text"]),
         }
-        for row in _alternating(texts, TABLE_ROWS).to_dict("records")
+        for row in alternating(texts, TABLE_ROWS).to_dict("records")
     ]
 
 
@@ -156,14 +154,14 @@ def _samples(record: StageRecord, recipe: Recipe) -> list[str]:
     if record.stage == "word_tilt":
         return ["## Words that change most", _word_table(record.read(), recipe)]
     if record.stage == "generation":
-        return ["## Sample texts", _text_list(_alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
+        return ["## Sample texts", _text_list(alternating(record.read(TEXT_COLUMNS), SAMPLE_ROWS))]
     if record.stage == "labelling":
         labelled = record.read([*TEXT_COLUMNS, "probabilities"])
-        return ["## Sample of the labelled texts", _text_list(_alternating(labelled, SAMPLE_ROWS))]
+        return ["## Sample of the labelled texts", _text_list(alternating(labelled, SAMPLE_ROWS))]
     if record.stage not in FILTERS:
         return []
     rows = record.read([*TEXT_COLUMNS, "kept", "reason"])
-    kept, dropped = (_alternating(rows[rows["kept"] == is_kept], SAMPLE_ROWS) for is_kept in (True, False))
+    kept, dropped = (alternating(rows[rows["kept"] == is_kept], SAMPLE_ROWS) for is_kept in (True, False))
     samples = ["## Sample of the texts left", _text_list(kept)] if len(kept) else []
     if len(dropped):
         samples += ["## Sample of the dropped texts", _text_list(dropped, reason=True)]
@@ -203,12 +201,6 @@ def _text_list(rows: pd.DataFrame, reason: bool = False) -> str:
         return f"- **{escaped(row['label_name'])}** ({', '.join(figures)}): {escaped(row['text'])}"
 
     return "\n".join(map(item, rows.to_dict("records")))
-
-
-def _alternating(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the first rows, taking one of each class in turn: stages keep classes together."""
-    turn = rows.groupby("label").cumcount()
-    return rows.loc[turn.sort_values(kind="stable").index].head(count)
 
 
 def _rounded(value: float, digits: int) -> float | None:

@@ -273,12 +273,18 @@ def has_losses(texts: pd.DataFrame) -> bool:
 def best_and_worst(texts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the texts with the lowest matching loss and, of the others, those with the highest, worst first.
 
-    Without matching losses, return the first texts and none.
+    Without matching losses, return the first texts, of each class in turn, and none.
     """
     by_loss = texts.sort_values(["matching_loss", "id"])
     if not has_losses(texts):
-        return by_loss.head(BEST_SHOWN), by_loss.head(0)
+        return alternating(by_loss, BEST_SHOWN), by_loss.head(0)
     return by_loss.head(BEST_SHOWN), by_loss.iloc[BEST_SHOWN:].iloc[::-1].head(WORST_SHOWN)
+
+
+def alternating(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first rows, taking one of each class in turn: stages keep classes together."""
+    turn = rows.groupby("label").cumcount()
+    return rows.loc[turn.sort_values(kind="stable").index].head(count)
 
 
 def noise_cosines(

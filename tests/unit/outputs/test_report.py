@@ -20,7 +20,15 @@ from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sente
 from gradmm.outputs.glossary import GLOSSARY, entry, meanings
 from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
-from gradmm.outputs.report import class_tables, costs, noise_cosines, resemblance_rows, shown_terms, write_report
+from gradmm.outputs.report import (
+    best_and_worst,
+    class_tables,
+    costs,
+    noise_cosines,
+    resemblance_rows,
+    shown_terms,
+    write_report,
+)
 from gradmm.target.preflight import EXPECTED_SHIFT
 from tests.unit.outputs.test_release import HOSTILE, PLANTED, SENTIMENT, WAYS, run_record, texts_of
 
@@ -598,3 +606,9 @@ def test_report_is_for_its_owner_only_and_the_same_each_time(
     assert path.stat().st_mode & 0o077 == 0
     report(tmp_path, private_run, texts)
     assert path.read_bytes() == first
+
+
+def test_without_losses_the_first_texts_are_of_each_class_in_turn(texts: pd.DataFrame) -> None:
+    first, worst = best_and_worst(texts.assign(matching_loss=float("nan")))
+    assert first["id"].tolist() == [f"{label}-{number:05d}" for number in range(5) for label in (0, 1)]
+    assert worst.empty
