@@ -78,7 +78,13 @@ def tiny_recipe_values(data: Path, model: ModelReference) -> dict:
         ],
         "model": {"name": model.name},
         # Where nothing but the data decides the target; the tests of the privacy promise have other spaces.
-        "target_gradient": {"space": "full", "centred": False, "probe_share": 0, "token_share": 0},
+        "target_gradient": {
+            "space": "full",
+            "centred": False,
+            "probe_share": 0,
+            "token_share": 0,
+            "public_texts": 50,
+        },
         "generation": {
             "method": "search",
             "loss": "cosine",

@@ -75,7 +75,7 @@ def test_a_recipe_runs_on_real_data(
     material: Path, tmp_path: Path, recipe: str, changes: list[str], classes: int
 ) -> None:
     if "privacy.epsilon=0.5" in changes:  # a private run must not choose its records
-        changes = [*changes, "data.max_per_class=null", "data.min_words=40"]
+        changes = [*changes, "data.max_per_class=null", "data.min_words=46"]
     record = run(recipe, material, tmp_path, *changes)
     texts = record.stage("labelling").read()
     assert texts["written_for"].nunique() == classes
