@@ -29,6 +29,7 @@ from gradmm.lm.template import (
     TokenisedTemplate,
     length_bucketed,
     make_batch,
+    token_counts,
     tokenise_split,
     tokenise_template,
 )
@@ -66,7 +67,7 @@ def main() -> None:
             started = time.perf_counter()
             texts = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, "train")
             for label in template.labels:
-                add_up(batches(texts, np.array(data.of_class(label)), label))
+                add_up(batches(texts, data.of_class(label), label))
             seconds.setdefault(name, []).append((time.perf_counter() - started) / len(data))
     found = {name: min(times) for name, times in seconds.items()}
     title = f"sum of {len(data)} records"
@@ -99,7 +100,7 @@ class SortedBatches:
     @torch.no_grad()
     def __call__(self, texts: TokenIds, records: np.ndarray, label: int) -> Batches:
         assert self.space.features is not None
-        for part in length_bucketed(texts.lengths[records], self.rows):
+        for part in length_bucketed(token_counts(texts)[records], self.rows):
             chosen = [texts[i] for i in records[part].tolist()]
             batch = make_batch(self.template, chosen, [label] * len(part), self.language_model.device)
             layers = self.language_model.layers(input_ids=batch.input_ids)

@@ -85,9 +85,9 @@ def memorisation(
             "memorisation",
             "the comparison needs one of each",
         )
-    released, all_members, others = _normalised(texts), _normalised(members), _normalised(non_members)
+    released = [*map(_normalised, texts)]
     size = min(len(members), len(non_members))
-    sides = {"member": _sample(all_members, size, seed), "non_member": _sample(others, size, seed)}
+    sides = {"member": _sample(members, size, seed), "non_member": _sample(non_members, size, seed)}
 
     words = [_words(text) for text in released]
     characters, runs = SuffixAutomaton(released), SuffixAutomaton(words)
@@ -99,8 +99,9 @@ def memorisation(
         columns[f"longest_substring_{side}"] = _longest(characters.match_lengths(sides[side]))
         columns[f"ngram_overlap_{side}"] = _ngram_overlaps(words, matches)
         columns[f"copy_{side}"] = _copies(released, sides[side])
-    columns["longest_run_any_member"] = _longest(runs.match_lengths(_words(text) for text in all_members))
-    columns["copy_any_member"] = _copies(released, all_members)
+    # One by one: there may be very many.
+    columns["longest_run_any_member"] = _longest(runs.match_lengths(_words(_normalised(text)) for text in members))
+    columns["copy_any_member"] = _copies(released, map(_normalised, members))
     return pd.DataFrame(columns)
 
 
@@ -218,16 +219,17 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
 
-def _normalised(texts: Sequence[str]) -> list[str]:
-    return [" ".join(unicodedata.normalize("NFC", text).lower().split()) for text in texts]
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).lower().split())
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text)
 
 
-def _sample(texts: list[str], size: int, seed: int) -> list[str]:
-    return [texts[i] for i in np.random.default_rng(seed).choice(len(texts), size, replace=False)]
+def _sample(texts: Sequence[str], size: int, seed: int) -> list[str]:
+    drawn = np.random.default_rng(seed).choice(len(texts), size, replace=False)
+    return [_normalised(texts[int(row)]) for row in drawn]
 
 
 def _nearest(texts: list[str], *sides: list[str]) -> list[Float[np.ndarray, " texts"]]:
@@ -261,6 +263,6 @@ def _ngram_overlap(words: list[str], match_lengths: list[int]) -> float:
     return sum(matched.values()) / len(matched) if matched else math.nan
 
 
-def _copies(texts: list[str], records: list[str]) -> Bool[np.ndarray, " texts"]:
-    known = set(records)
-    return np.array([text in known for text in texts], dtype=np.bool_)
+def _copies(texts: list[str], records: Iterable[str]) -> Bool[np.ndarray, " texts"]:
+    copied = set(texts).intersection(records)
+    return np.array([text in copied for text in texts], dtype=np.bool_)

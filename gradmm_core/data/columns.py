@@ -6,7 +6,7 @@ All problems of a table are reported together. Messages name columns and row num
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,78 +14,156 @@ import pandas as pd
 import pyarrow as pa
 
 from gradmm.config.settings import DataSettings
-from gradmm.errors import InputError, together
+from gradmm.errors import InputError, InputErrors, together
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a split: texts (object array), labels (int64), and names of units if there are any."""
+    """Some rows of a split: texts (object array), labels (int64), and names of units if there are any."""
 
     texts: np.ndarray
     labels: np.ndarray
     units: np.ndarray | None = None
 
-    def __len__(self) -> int:
-        return len(self.texts)
+    def __getitem__(self, mask: np.ndarray) -> Rows:
+        return Rows(self.texts[mask], self.labels[mask], None if self.units is None else self.units[mask])
 
-    def __getitem__(self, which: np.ndarray) -> Rows:
-        """Select rows by a mask or by row numbers."""
-        return Rows(self.texts[which], self.labels[which], None if self.units is None else self.units[which])
+
+class RowProblems:
+    """The problems of one file's rows. Each kind is told once: the first row with it, and how many more there are.
+
+    Args:
+        where: the file's name.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._found: dict[str, tuple[int, str, int]] = {}
+        self._rows_before = 0
+
+    def add(self, rows: np.ndarray, what: str | Callable[[int], str], fix: str) -> None:
+        """Note that the rows in the mask have a problem; `fix` tells kinds apart.
+
+        Args:
+            what: what the first row has, or a function of its number in the mask that says so.
+        """
+        if rows.any():
+            row = int(rows.argmax())
+            said = what if isinstance(what, str) else what(row)
+            first, said, count = self._found.get(fix, (self._rows_before + row, said, 0))
+            self._found[fix] = first, said, count + int(rows.sum())
+
+    def go_on(self, rows: int) -> None:
+        """Count the rows of a part of the file, after which the next part begins."""
+        self._rows_before += rows
+
+    def refuse(self) -> None:
+        """Raise an InputError if the file has no rows, or rows with problems."""
+        if not self._rows_before:
+            raise InputError("contains no rows", self.where, "add rows, or choose another split")
+        problems = [
+            InputError(
+                f"row {first} {what}" + (f" (and {count - 1:,} more rows)" if count > 1 else ""), self.where, fix
+            )
+            for fix, (first, what, count) in self._found.items()
+        ]
+        if problems:
+            raise InputErrors(problems) if len(problems) > 1 else problems[0]
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
 
 
 def usable_rows(
-    table: pa.Table,
+    tables: Iterable[pa.Table],
     where: str,
     settings: DataSettings,
     labels: Sequence[int],
     drops_empty: bool,
     unit_column: str | None,
-) -> Rows:
-    """Read the rows of one file that have a label among `labels`.
+) -> Iterator[Rows]:
+    """Read the rows of one file, part by part, that have a label among `labels`.
 
     Args:
+        tables: the parts of the file.
         where: the file's name for error messages.
         drops_empty: drop rows with an empty text instead of refusing them.
 
     Raises:
-        InputError: for columns that are missing or of another type, rows without text or label, and labels of no
-            class.
+        InputError: for columns that are missing or of another type, before any row; for rows without text or label
+            and labels of no class, after the last one.
     """
-    if table.num_rows == 0:
-        raise InputError("contains no rows", where, "add rows, or choose another split")
-    texts, (own_labels, known), units = together(
-        # A row of another label may be empty if it is dropped, so labels decide on empty texts then.
-        lambda: _texts(table, settings, where, may_be_empty=drops_empty or settings.drop_other_labels),
-        lambda: _known_labels(table, settings, labels, where),
-        lambda: None if unit_column is None else _units(table, unit_column, where),
-    )
-    empty = known & (texts == "")
+    problems = RowProblems(where)
+    for table in tables:
+        texts, own_labels, units = together(
+            lambda table=table: _text_column(table, settings, where),
+            lambda table=table: _label_column(table, settings, where),
+            lambda table=table: None if unit_column is None else _unit_column(table, unit_column, where),
+        )
+        usable = _usable(texts, own_labels, units, problems, settings, labels, drops_empty)
+        problems.go_on(table.num_rows)
+        if not problems:
+            yield usable
+    problems.refuse()
+
+
+def _usable(
+    text_column: pa.ChunkedArray,
+    label_column: pa.ChunkedArray,
+    unit_column: pa.ChunkedArray | None,
+    problems: RowProblems,
+    settings: DataSettings,
+    labels: Sequence[int],
+    drops_empty: bool,
+) -> Rows:
+    """Return the usable rows of one part of a file; note the others' problems."""
+    own, known = _known_labels(label_column, problems, settings, labels)
+    problems.add(_gaps(text_column), "has no text", "remove the row")
+    texts = text_column.to_pandas().str.strip().to_numpy(dtype=object)
+    empty = texts == ""
     if not drops_empty:
-        _refuse_empty(empty, where)
-    return Rows(texts, own_labels, units)[known & ~empty]
+        # A row of another label may be empty: it is dropped.
+        problems.add(
+            empty & known if settings.drop_other_labels else empty,
+            "has an empty text",
+            "remove it (for train, data.min_words=1 does this)",
+        )
+    units = None
+    if unit_column is not None:
+        problems.add(
+            _gaps(unit_column), "has no unit", "fill the column that privacy.unit_column names, or remove the row"
+        )
+        units = unit_column.cast(pa.string()).to_pandas().to_numpy(dtype=object)
+    return Rows(texts, own, units)[known & ~empty]
 
 
 def _known_labels(
-    table: pa.Table, settings: DataSettings, labels: Sequence[int], where: str
+    column: pa.ChunkedArray, problems: RowProblems, settings: DataSettings, labels: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read labels; return them and a mask of those of a class."""
-    own = _labels(table, settings, where)
-    known = np.isin(own, labels)
-    if not known.all() and not settings.drop_other_labels:
-        what = f"has the label {own[known.argmin()]}, which belongs to no class"
-        raise InputError(_of_rows(~known, what), where, "add a class, or set data.drop_other_labels=true")
+    """Convert a column to labels: the places of its values in `data.label_names`, or else its integers.
+
+    Returns the labels, and a mask of those of a class.
+    """
+    gaps, names = _gaps(column), settings.label_names
+    problems.add(gaps, "has no label", "remove the row, or give it a label")
+    if names is None:
+        own, valid = _integers(column)
+        fix = "set data.label_names to the column's values, in the order of the labels"
+        problems.add(~valid & ~gaps, "has a label that is not an integer", fix)
+    else:
+        own = pd.Index(names).get_indexer(pd.Index(label_values(column))).astype(np.int64)
+        valid = own >= 0
+        fix = "add it there, or remove the row"
+        problems.add(~valid & ~gaps, "has a label that is not among data.label_names", fix)
+    known = np.isin(own, labels) & valid
+    if not settings.drop_other_labels:
+        fix = "add a class, or set data.drop_other_labels=true"
+        problems.add(valid & ~known, lambda row: f"has the label {own[row]}, which belongs to no class", fix)
     return own, known
 
 
-def _refuse_empty(empty: np.ndarray, where: str) -> None:
-    if empty.any():
-        fix = "remove it (for train, data.min_words=1 does this)"
-        raise InputError(_of_rows(empty, "has an empty text"), where, fix)
-
-
-def _refuse_gaps(column: pa.ChunkedArray, what: str, where: str, fix: str) -> None:
-    if column.null_count:
-        raise InputError(_of_rows(column.is_null().to_numpy(), what), where, fix)
+def _gaps(column: pa.ChunkedArray) -> np.ndarray:
+    return column.is_null().to_numpy()
 
 
 def check_type(
@@ -106,16 +184,6 @@ def check_text(column: pa.ChunkedArray, name: str, where: str, fix: str) -> None
         raise InputError(what, where, f"{encoding}{fix}")
 
 
-def _of_rows(rows: np.ndarray, what: str) -> str:
-    """Say what the first of some rows has, and how many more there are.
-
-    Args:
-        rows: a mask with at least one row.
-    """
-    more = int(rows.sum()) - 1
-    return f"row {rows.argmax()} {what}" + (f" (and {more:,} more rows)" if more else "")
-
-
 def _default_text_column(names: Sequence[str], where: str) -> str:
     candidates = {"text", "sentence"}.intersection(names)
     if len(candidates) != 1:
@@ -127,46 +195,34 @@ def _default_text_column(names: Sequence[str], where: str) -> str:
     return candidates.pop()
 
 
-def _texts(table: pa.Table, settings: DataSettings, where: str, may_be_empty: bool) -> np.ndarray:
-    """Read texts, without whitespace around them."""
+def _text_column(table: pa.Table, settings: DataSettings, where: str) -> pa.ChunkedArray:
     name = settings.text_column or _default_text_column(table.column_names, where)
     column = column_of(table, name, "data.text_column", where)
     check_text(column, name, where, "set data.text_column")
-    _refuse_gaps(column, "has no text", where, "remove the row")
-    texts = column.to_pandas().str.strip().to_numpy(dtype=object)
-    if not may_be_empty:
-        _refuse_empty(texts == "", where)
-    return texts
+    return column
 
 
-def _labels(table: pa.Table, settings: DataSettings, where: str) -> np.ndarray:
-    """Convert a column to labels: the places of its values in `data.label_names`, or else its integers."""
+def _label_column(table: pa.Table, settings: DataSettings, where: str) -> pa.ChunkedArray:
     name = settings.label_column
     column = column_of(table, name, "data.label_column", where)
     check_type(column, name, _LABEL_TYPES, where, "set data.label_column")
-    _refuse_gaps(column, "has no label", where, "remove the row, or give it a label")
-    names = settings.label_names
-    return _integers(column, where) if names is None else _places(column, names, where)
+    return column
 
 
-def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """Convert labels to integers, also from text or from floats (as pandas writes columns with gaps)."""
+def _unit_column(table: pa.Table, name: str, where: str) -> pa.ChunkedArray:
+    column = column_of(table, name, "privacy.unit_column", where)
+    check_type(column, name, _UNIT_TYPES, where, "set privacy.unit_column")
+    return column
+
+
+def _integers(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Convert labels to integers, also from text or from floats (as pandas writes columns with gaps).
+
+    Returns the labels, and a mask of those that are integers.
+    """
     numbers = np.asarray(pd.to_numeric(column.to_pandas(), errors="coerce"), dtype=float)
     whole = (np.abs(numbers) < 2**53) & (numbers == np.floor(numbers))  # larger floats are not exact integers
-    if not whole.all():
-        what = _of_rows(~whole, "has a label that is not an integer")
-        raise InputError(what, where, "set data.label_names to the column's values, in the order of the labels")
-    return numbers.astype(np.int64)
-
-
-def _places(column: pa.ChunkedArray, names: Sequence[str], where: str) -> np.ndarray:
-    """Return the place of each label's name in `names`."""
-    values = label_values(column)
-    places = pd.Index(names).get_indexer(pd.Index(values))
-    if (places < 0).any():
-        what = _of_rows(places < 0, "has a label that is not among data.label_names")
-        raise InputError(what, where, "add it there, or remove the row")
-    return places.astype(np.int64)
+    return np.where(whole, numbers, 0).astype(np.int64), whole
 
 
 def label_values(column: pa.ChunkedArray) -> np.ndarray:
@@ -174,17 +230,9 @@ def label_values(column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_boolean(column.type):
         return np.where(column.to_numpy(), "true", "false").astype(object)
     if pa.types.is_floating(column.type):
-        values = column.to_pylist()
+        values = column.to_numpy()  # NaN for a gap
         return np.array([f"{value:.0f}" if value.is_integer() else str(value) for value in values], object)
     return column.cast(pa.string()).to_pandas().str.strip().to_numpy(dtype=object)
-
-
-def _units(table: pa.Table, name: str, where: str) -> np.ndarray:
-    """Read the names of units, integers or text, as text."""
-    column = column_of(table, name, "privacy.unit_column", where)
-    check_type(column, name, _UNIT_TYPES, where, "set privacy.unit_column")
-    _refuse_gaps(column, "has no unit", where, f"fill the column {name!r}, or remove the row")
-    return column.cast(pa.string()).to_pandas().to_numpy(dtype=object)
 
 
 _UNIT_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)

@@ -84,10 +84,10 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     """
     splits = _splits(Path(os.path.expanduser(path)))
     settings = DataSettings(path=path, train_split=splits["train"] or "train")
-    tables = [source.read() for source in sources_of(settings, settings.train_split)]
-    table = pa.concat_tables(tables, promote_options="permissive")
-    if table.num_rows == 0:
+    tables = [part for source in sources_of(settings, settings.train_split) for part in source.parts()]
+    if not tables:
         raise InputError("contains no rows", path, "add rows")
+    table = pa.concat_tables(tables, promote_options="permissive")
     text = text_column or _column(table, TEXT_NAMES, _is_text, "text", path)
     others = [name for name in table.column_names if name != text]
     label = label_column or _column(table.select(others), LABEL_NAMES, _is_label, "label", path)

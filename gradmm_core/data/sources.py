@@ -1,8 +1,9 @@
 """Where labelled texts come from: a file, a folder of files, a data set that `datasets` has saved, or the hub.
 
-Files are read with pyarrow, without a cache. The `datasets` library caches what it reads from the hub, so it is
-used only for public data and for folders that it has saved. Error messages name files and rows, never texts,
-because they end up in logs.
+Files are read with pyarrow, without a cache. Parquet files and saved data sets are read part by part, CSV and JSON
+as a whole, because the types of their columns depend on all rows. The `datasets` library caches what it reads from
+the hub, so it is used only for public data and for folders that it has saved. Error messages name files and rows,
+never texts, because they end up in logs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json as standard_json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from gradmm.config.settings import DataSettings
 from gradmm.errors import InputError
 from gradmm.storage.hub import hub_or_its_cache
 
+#: Rows of a part.
+ROWS_AT_ONCE = 20_000
+
 #: Files by which a folder saved by `datasets` is known: one data set, or one for each split.
 SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
@@ -32,10 +36,11 @@ class Source:
 
     Attributes:
         name: the file, folder or hub data set, for error messages.
+        parts: reads the table, which may be large, as tables of at most `ROWS_AT_ONCE` rows with the same columns.
     """
 
     name: str
-    read: Callable[[], pa.Table]
+    parts: Callable[[], Iterator[pa.Table]]
 
 
 def sources_of(settings: DataSettings, split: str) -> list[Source]:
@@ -76,13 +81,13 @@ def has_split(path: Path, split: str) -> bool:
 def _on_the_hub(settings: DataSettings, split: str) -> Source:
     name = str(settings.hub)
 
-    def read() -> pa.Table:
+    def parts() -> Iterator[pa.Table]:
         import datasets
 
         try:
             with hub_or_its_cache():
                 dataset = datasets.load_dataset(name, settings.hub_config, revision=settings.revision, split=split)
-            return dataset.with_format("arrow")[:]
+            yield from dataset.with_format("arrow").iter(ROWS_AT_ONCE)
         except Exception as error:  # types of the hub, data set builders and HTTP client
             raise InputError(
                 f"cannot be loaded from the hub ({_first_line(str(error)) or type(error).__name__})",
@@ -90,13 +95,13 @@ def _on_the_hub(settings: DataSettings, split: str) -> Source:
                 "check the names and the network, or set data.path to local files",
             ) from error
 
-    return Source(name, read)
+    return Source(name, parts)
 
 
 def _saved(folder: Path, split: str | None) -> Source:
     """Return a split of a folder saved by `datasets`; None: the folder is one data set."""
 
-    def read() -> pa.Table:
+    def parts() -> Iterator[pa.Table]:
         import datasets
 
         try:
@@ -109,9 +114,9 @@ def _saved(folder: Path, split: str | None) -> Source:
                 what = f"no split {split!r} among {', '.join(map(repr, saved))}"
                 raise InputError(what, str(folder), "change the split names under data")
             saved = saved[split]
-        return saved.with_format("arrow")[:]
+        yield from saved.with_format("arrow").iter(ROWS_AT_ONCE)
 
-    return Source(str(folder), read)
+    return Source(str(folder), parts)
 
 
 # --- Files --------------------------------------------------------------------------------------------------
@@ -122,19 +127,19 @@ def _in_file(file: Path) -> Source:
         fix = f"convert it to one of {', '.join(_READERS)}"
         raise InputError(f"files that end in {file.suffix!r} are not read", str(file), fix)
 
-    def read() -> pa.Table:
+    def parts() -> Iterator[pa.Table]:
         try:
             _refuse_utf_16(file)
-            table = _READERS[file.suffix](file)
-            table.validate(full=True)  # includes a check for UTF-8
-            return table
+            for table in _READERS[file.suffix](file):
+                table.validate(full=True)  # includes a check for UTF-8
+                yield table
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON
             # A column name may come from a record, and span lines.
             message = re.sub(r"Column\(.*\)", "a column", str(error), flags=re.DOTALL)
             problem = _first_line(message) or type(error).__name__
             raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
 
-    return Source(str(file), read)
+    return Source(str(file), parts)
 
 
 def _refuse_utf_16(file: Path) -> None:
@@ -202,9 +207,16 @@ def _check_all_parts(files: list[Path], split: str) -> None:
             raise InputError(problem, str(files[0].parent), "copy all its parts")
 
 
-def _read_delimited(file: Path) -> pa.Table:
+def _read_parquet(file: Path) -> Iterator[pa.Table]:
+    # `read_table` would turn folders named name=value into columns. Without a buffer, whole columns would be read.
+    with parquet.ParquetFile(file, buffer_size=2**20) as opened:
+        for batch in opened.iter_batches(ROWS_AT_ONCE):
+            yield pa.Table.from_batches([batch])
+
+
+def _read_delimited(file: Path) -> Iterator[pa.Table]:
     try:
-        return csv.read_csv(
+        table = csv.read_csv(
             file,
             # One thread, so that rows are numbered.
             csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
@@ -217,15 +229,21 @@ def _read_delimited(file: Path) -> pa.Table:
             raise
         row, expected, found = map(int, ragged.groups())
         raise ValueError(f"row {row - 2} has {found} fields instead of {expected}") from None
+    return _parts(table)
 
 
-def _read_json(file: Path) -> pa.Table:
+def _read_json(file: Path) -> Iterator[pa.Table]:
     """Read JSON lines, or a JSON array of records."""
     with file.open("rb") as stream:
         is_array = stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     if is_array:
-        return _table_of(standard_json.loads(file.read_text(encoding="utf-8-sig")))
-    return json.read_json(file, json.ReadOptions(block_size=_one_block(file)))
+        return _parts(_table_of(standard_json.loads(file.read_text(encoding="utf-8-sig"))))
+    return _parts(json.read_json(file, json.ReadOptions(block_size=_one_block(file))))
+
+
+def _parts(table: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, ROWS_AT_ONCE):
+        yield table.slice(start, ROWS_AT_ONCE)
 
 
 def _table_of(records: list[Any]) -> pa.Table:
@@ -243,8 +261,7 @@ def _one_block(file: Path) -> int:
 
 
 _READERS = {
-    # `read_table` would turn folders named name=value into columns.
-    ".parquet": lambda file: parquet.ParquetFile(file).read(),
+    ".parquet": _read_parquet,
     ".csv": _read_delimited,
     ".tsv": _read_delimited,
     ".jsonl": _read_json,

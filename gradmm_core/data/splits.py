@@ -20,18 +20,19 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
 
 from gradmm.config.settings import DataSettings
-from gradmm.data.columns import Rows, usable_rows
+from gradmm.data.columns import usable_rows
 from gradmm.data.sources import Source, sources_of
 from gradmm.errors import InputError, together
+from gradmm.storage.temporary_rows import TemporaryRows, TemporaryRowsWriter
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class LabelledTexts:
     """Texts and their labels, one of each per row.
 
     Attributes:
+        texts: those of files are read from a temporary file when they are used (`TemporaryRows`).
         units: the unit of privacy that each row belongs to, numbered by their first rows; None if each row is one.
     """
 
-    texts: tuple[str, ...]
+    texts: Sequence[str]
     labels: tuple[int, ...]
     units: tuple[int, ...] | None = None
 
@@ -86,20 +88,22 @@ class LabelledTexts:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the number of rows, all labels, lengths in bytes, texts and units, in row order."""
+        digest = hashlib.sha256(np.array([len(self)], dtype="<i8").tobytes())
+        digest.update(np.array(self.labels, dtype="<i8").tobytes())
         lengths = np.fromiter((len(text.encode()) for text in self.texts), "<i8", len(self))
-        digest = hashlib.sha256(np.array([len(self), *self.labels], dtype="<i8").tobytes() + lengths.tobytes())
+        digest.update(lengths.tobytes())
         for text in self.texts:  # one by one: a million joined texts take most of a gigabyte
             digest.update(text.encode())
         if self.units is not None:
             digest.update(np.array(self.units, dtype="<i8").tobytes())
         return digest.hexdigest()
 
-    def of_class(self, label: int) -> list[int]:
+    def of_class(self, label: int) -> Int[np.ndarray, " rows"]:
         """Return the numbers of the rows with this label."""
-        return [row for row, other in enumerate(self.labels) if other == label]
+        return np.flatnonzero(np.array(self.labels, dtype=np.int64) == label)
 
     def take(self, rows: Sequence[int]) -> LabelledTexts:
-        """Select rows, in the given order."""
+        """Select rows, in the given order, into memory."""
         return LabelledTexts(
             tuple(self.texts[row] for row in rows),
             tuple(self.labels[row] for row in rows),
@@ -158,7 +162,26 @@ def load_splits(
     )
 
 
-def _labelled_texts(rows: Rows, labels: Sequence[int], name: str) -> LabelledTexts:
+@dataclass(frozen=True, eq=False)
+class SplitRows:
+    """The usable rows of a split: texts, labels (int64), and names of units if there are any."""
+
+    texts: TemporaryRows[str]
+    labels: np.ndarray
+    units: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, which: np.ndarray) -> SplitRows:
+        """Select rows by a mask or by row numbers."""
+        rows = np.arange(len(self))[which]
+        return SplitRows(
+            self.texts.take(rows), self.labels[rows], None if self.units is None else self.units[rows]
+        )
+
+
+def _labelled_texts(rows: SplitRows, labels: Sequence[int], name: str) -> LabelledTexts:
     absent = np.setdiff1d(labels, rows.labels)
     if len(absent):
         raise InputError(
@@ -167,15 +190,15 @@ def _labelled_texts(rows: Rows, labels: Sequence[int], name: str) -> LabelledTex
             "add rows, remove the class, or lower data.min_words or data.validation_rows",
         )
     units = None if rows.units is None else tuple(pd.factorize(rows.units)[0].tolist())
-    return LabelledTexts(tuple(rows.texts.tolist()), tuple(rows.labels.tolist()), units)
+    return LabelledTexts(rows.texts, tuple(rows.labels.tolist()), units)
 
 
 # --- Which rows are used ------------------------------------------------------------------------------------
 
 
 def _hold_out(
-    rows: Rows, counts: Mapping[str, int], settings: DataSettings, seed: int
-) -> tuple[Rows, dict[str, Rows]]:
+    rows: SplitRows, counts: Mapping[str, int], settings: DataSettings, seed: int
+) -> tuple[SplitRows, dict[str, SplitRows]]:
     """Split rows into train and the held-out parts, each in file order. See step 2 above for the use of hashes.
 
     Args:
@@ -187,7 +210,7 @@ def _hold_out(
         kind, own, order = "rows", np.arange(len(rows)), _hash_order(rows, "validation", seed)
     else:
         units, own = np.unique(rows.units, return_inverse=True)
-        kind, order = "units", np.argsort(_hashes(units, "validation", seed))
+        kind, order = "units", np.argsort(_hashes(units.tolist(), "validation", seed))
     total, wanted = len(order), sum(counts.values())
     if total < 2 * wanted:
         raise InputError(
@@ -203,17 +226,17 @@ def _hold_out(
     return rows[~np.isin(own, order[:wanted])], {part: rows[mask] for part, mask in chosen.items()}
 
 
-def _with_enough_words(rows: Rows, min_words: int) -> Rows:
-    return rows[np.array([len(text.split()) >= min_words for text in rows.texts], dtype=bool)]
+def _with_enough_words(rows: SplitRows, min_words: int) -> SplitRows:
+    return rows[np.fromiter((len(text.split()) >= min_words for text in rows.texts), bool, len(rows))]
 
 
-def _at_most_per_class(rows: Rows, count: int, seed: int) -> Rows:
+def _at_most_per_class(rows: SplitRows, count: int, seed: int) -> SplitRows:
     order = _hash_order(rows, "max_per_class", seed)
     chosen = [order[rows.labels[order] == label][:count] for label in np.unique(rows.labels)]
     return rows[np.sort(np.concatenate(chosen))]
 
 
-def _hash_order(rows: Rows, purpose: str, seed: int) -> np.ndarray:
+def _hash_order(rows: SplitRows, purpose: str, seed: int) -> np.ndarray:
     """Return row numbers in a random order in which the relative order of two rows depends on these two alone.
 
     Sorts by the texts' hashes, keyed with purpose and seed; equal texts by label.
@@ -221,29 +244,27 @@ def _hash_order(rows: Rows, purpose: str, seed: int) -> np.ndarray:
     return np.lexsort((rows.labels, _hashes(rows.texts, purpose, seed)))
 
 
-def _hashes(words: np.ndarray, purpose: str, seed: int) -> np.ndarray:
+def _hashes(words: Collection[str], purpose: str, seed: int) -> np.ndarray:
     """Hash texts or names to integers, keyed with purpose and seed."""
     key = f"{purpose} {seed}".encode()
-    hashes = [hashlib.blake2b(word.encode(), key=key, digest_size=8).digest() for word in words]
-    return np.frombuffer(b"".join(hashes), dtype="<u8")
+    hashes = (hashlib.blake2b(word.encode(), key=key, digest_size=8).digest() for word in words)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in hashes), np.uint64, len(words))
 
 
-def _read_split(settings: DataSettings, split: str, labels: Sequence[int], unit_column: str | None = None) -> Rows:
+def _read_split(
+    settings: DataSettings, split: str, labels: Sequence[int], unit_column: str | None = None
+) -> SplitRows:
     """Read the usable rows of a split: stripped, non-empty texts with labels among `labels`."""
     drops_empty = split == settings.train_split and settings.min_words > 0
-    parts = together(
-        *(
-            partial(_rows_of, source, settings, labels, drops_empty, unit_column)
-            for source in sources_of(settings, split)
-        )
-    )
-    units = [part.units for part in parts if part.units is not None]
-    return Rows(
-        np.concatenate([part.texts for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate(units) if units else None,
-    )
+    texts, own_labels, units = TemporaryRowsWriter(), [np.empty(0, np.int64)], []
 
+    def read(source: Source) -> None:
+        for rows in usable_rows(source.parts(), source.name, settings, labels, drops_empty, unit_column):
+            texts.extend(text.encode() for text in rows.texts)
+            own_labels.append(rows.labels)
+            units.extend([] if rows.units is None else [rows.units])
 
-def _rows_of(source: Source, *arguments: Any) -> Rows:
-    return usable_rows(source.read(), source.name, *arguments)
+    together(*(partial(read, source) for source in sources_of(settings, split)))
+    return SplitRows(
+        texts.finish(bytes.decode), np.concatenate(own_labels), np.concatenate(units) if units else None
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.storage.temporary_rows import TemporaryRows, TemporaryRowsWriter
+
+#: Token ids of many texts. As lists, those of a million texts take a gigabyte.
+TokenIds = TemporaryRows[list[int]]
 
 #: Texts per call of the tokenizer. Its spellings, offsets and masks take several times the memory of the ids.
 TEXTS_AT_ONCE = 1000
@@ -63,24 +66,6 @@ class Batch:
     response_mask: Bool[Tensor, "batch response"]
 
 
-class TokenIds(Sequence[list[int]]):
-    """Token ids of many texts in one array. As lists, those of a million texts take a gigabyte."""
-
-    def __init__(self, flat: Int[np.ndarray, " tokens"], bounds: Int[np.ndarray, " bounds"]) -> None:
-        self._flat, self._bounds = flat, bounds
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def __getitem__(self, text: int) -> list[int]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        text = range(len(self))[text]
-        return self._flat[self._bounds[text] : self._bounds[text + 1]].tolist()
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " texts"]:
-        return np.diff(self._bounds)
-
-
 def tokenise_template(language_model: LanguageModel, template: PromptTemplate) -> TokenisedTemplate:
     """Tokenise the suffix and the verbalisers.
 
@@ -125,7 +110,7 @@ def tokenise_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
 
 
 def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str | None) -> TokenIds:
-    """Do the same for a whole data set, with compact storage.
+    """Do the same for a whole data set, of which memory holds little.
 
     Args:
         where: None accepts texts without tokens.
@@ -133,11 +118,17 @@ def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
     Raises:
         InputError: naming the row, if a text has no tokens.
     """
-    flat, bounds = array("i"), array("q", [0])
-    for ids in _tokenised(tokenizer, texts, max_tokens, where):
-        flat.extend(ids)
-        bounds.append(len(flat))
-    return TokenIds(np.frombuffer(flat, np.int32), np.frombuffer(bounds, np.int64))
+    tokens = TemporaryRowsWriter()
+    tokens.extend(np.array(ids, np.int32).tobytes() for ids in _tokenised(tokenizer, texts, max_tokens, where))
+    return tokens.finish(_token_ids)
+
+
+def _token_ids(row: bytes) -> list[int]:
+    return np.frombuffer(row, np.int32).tolist()
+
+
+def token_counts(texts: TokenIds) -> Int[np.ndarray, " texts"]:
+    return texts.sizes // np.dtype(np.int32).itemsize
 
 
 def _tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str | None) -> Iterator[list[int]]:

@@ -39,10 +39,8 @@ class RowDigests:
     def of(self, texts: Sequence[str]) -> UInt64[np.ndarray, " different"]:
         """Compute the texts' digests with this root's key, sorted, each once."""
         key = self._key()
-        hashed = b"".join(
-            hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, key=key).digest() for text in texts
-        )
-        return np.unique(np.frombuffer(hashed, dtype="<u8").astype(np.uint64))
+        hashes = (hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, key=key).digest() for text in texts)
+        return np.unique(np.fromiter((int.from_bytes(each, "little") for each in hashes), np.uint64, len(texts)))
 
     def add(self, ledger: str, digests: UInt64[np.ndarray, " different"]) -> None:
         """Count data in a ledger, besides those that are already. Needs the ledger's lock."""

@@ -178,7 +178,7 @@ def count_votes(
         points = candidate_features(language_model, template, features, texts)
         half_squares = points.square().sum(dim=1) / 2
         counts = np.zeros(len(texts), dtype=np.int64)
-        records = np.array(data.of_class(label), dtype=np.int64)
+        records = data.of_class(label)
         for part, vectors in record_batches(tokens, records, label):
             assert vectors.features is not None  # the space has features
             # Each record by itself: another in the batch must not change its vote.

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from gradmm.errors import InputError
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import TokenIds, TokenisedTemplate, make_batch
+from gradmm.lm.template import TokenIds, TokenisedTemplate, make_batch, token_counts
 from gradmm.privacy.clipped_sum import RecordVectors
 from gradmm.target.features import text_means
 from gradmm.target.target_space import TargetSpace
@@ -83,17 +83,18 @@ class RecordBatches:
         Raises:
             InputError: if a text's vector differs between two passes over it, in a private run.
         """
-        lengths = np.array([self._length(int(tokens), label) for tokens in texts.lengths[records]])
+        tokens, own = np.unique(token_counts(texts)[records], return_inverse=True)
+        lengths = np.array([self._length(count, label) for count in tokens.tolist()], dtype=np.int64)[own]
         order = np.argsort(lengths, kind="stable")[skip:]
         if not len(records):
             yield [], self._vectors([], self._length(1, label), label, rows=1)
         name = f"target gradient, label {label}"
         with tqdm(total=len(order), desc=name, unit="text", disable=None, leave=False) as bar:
             for length in np.unique(lengths[order]).tolist():
-                of_length = records[order[lengths[order] == length]].tolist()
+                of_length = records[order[lengths[order] == length]]
                 rows = self._rows(length, label)
                 for start in range(0, len(of_length), rows):
-                    part = of_length[start : start + rows]
+                    part = of_length[start : start + rows].tolist()
                     padded = rows if self.private else len(part)
                     yield part, self._vectors([texts[i] for i in part], length, label, padded)
                     bar.update(len(part))

@@ -22,7 +22,7 @@ from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.gradients.full_gradient import example_gradient
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.template import TokenIds, TokenisedTemplate, tokenise_split
+from gradmm.lm.template import TokenIds, TokenisedTemplate, token_counts, tokenise_split
 from gradmm.privacy.clipped_sum import RecordSums
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
@@ -180,8 +180,9 @@ def target_sums(
     texts = tokenise_split(
         language_model.tokenizer, data.texts, template.max_text_tokens, None if private else "train"
     )
-    rows = {label: np.array(data.of_class(label), dtype=np.int64) for label in template.labels}
-    text_tokens = {label: float(texts.lengths[of].sum() / max(1, len(of))) for label, of in rows.items()}
+    rows = {label: data.of_class(label) for label in template.labels}
+    tokens = token_counts(texts)
+    text_tokens = {label: float(tokens[of].sum() / max(1, len(of))) for label, of in rows.items()}
     if settings.matching == "head":
         norms = ReleaseNorms.of(
             clipping_norm,

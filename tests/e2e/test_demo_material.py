@@ -13,7 +13,7 @@ from gradmm.demo import material
 from gradmm.demo.grammar import EXEMPLARS, SUFFIX, VERBALISERS
 from gradmm.demo.material import DemoMaterial, build_demo
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -384,6 +384,7 @@ def test_there_is_one_automation_that_crashes_dead_runs(prefect_server: Served) 
     assert after.enabled
 
 
+@pytest.mark.nightly
 def test_deploying_to_a_work_pool_gives_the_same_parameters(prefect_server: Served) -> None:
     command(prefect_server, "prefect", "work-pool", "create", "gradmm", "--type", "process")
     served = deployed_parameters("demo")

@@ -90,6 +90,7 @@ def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_servers_that_start_together_on_a_new_machine_share_its_database(tmp_path: Path) -> None:
     """Each would set it up, and all but one would fail."""
     with ExitStack() as stack:

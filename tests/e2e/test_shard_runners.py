@@ -33,12 +33,16 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["processes", pytest.param("dask", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("runner", "workers"),
+    # Each worker takes seconds to start.
+    [("processes", 1), *(pytest.param(each, 2, marks=pytest.mark.nightly) for each in ("processes", "dask"))],
+)
 def test_every_runner_makes_the_same_bytes(
-    runner: str, tiny_recipe: Callable[..., Recipe], in_process: Path, tmp_path: Path
+    runner: str, workers: int, tiny_recipe: Callable[..., Recipe], in_process: Path, tmp_path: Path
 ) -> None:
     expected = run(tiny_recipe(), in_process)
-    record = run(tiny_recipe(execution={"runner": runner, "workers": 2}), tmp_path)
+    record = run(tiny_recipe(execution={"runner": runner, "workers": workers}), tmp_path)
     assert [(s.stage, s.sha256) for s in record.stages] == [(s.stage, s.sha256) for s in expected.stages]
     assert len(list(tmp_path.glob("stages/generation_shard/*.parquet"))) == 4
     assert not any(stage.cached for stage in record.stages)

@@ -238,10 +238,8 @@ def test_a_run_whose_interrupt_is_lost_in_a_stage_stops_after_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGTERM, signal.SIGKILL))],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_stopped_in_generation_goes_on_where_it_was(
     slow_run: subprocess.Popen[str], recipe_file: Path, tmp_path: Path, how: signal.Signals
 ) -> None:

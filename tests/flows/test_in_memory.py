@@ -49,9 +49,12 @@ def as_stored(frame: pd.DataFrame, stage: str) -> pa.Table:
     [
         {},
         {"labelling": {"labels": "hard"}, "loss_selection": {"by": "set"}},
-        WRITTEN,
+        pytest.param(WRITTEN, marks=pytest.mark.nightly),
         WRITTEN | {"privacy": SEEDED},
-        WRITTEN | {"privacy": SEEDED, "generation": {"method": "search", "loss": "distance"}},
+        pytest.param(
+            WRITTEN | {"privacy": SEEDED, "generation": {"method": "search", "loss": "distance"}},
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["search", "set-and-hard-labels", "written", "written-with-noise", "search-with-noise"],
 )

@@ -58,16 +58,16 @@ def run(recipe: str, material: Path, root: Path, *changes: str) -> RunRecord:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.material
 @pytest.mark.parametrize(
     ("recipe", "changes", "classes"),
     [
         ("sst2", ["privacy.epsilon=0.5"], 2),
-        pytest.param(
+        (
             "tweet_emotions_six",
             ["data.validation_split=null", "data.test_split=validation", "generation.method=admm"],
             6,
-            marks=pytest.mark.nightly,
         ),
     ],
 )

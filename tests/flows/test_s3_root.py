@@ -355,6 +355,7 @@ def test_no_server_starts_for_a_block_that_could_not_be_read(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_of_a_served_recipe_have_the_credentials_of_a_block(
     root: UPath, recipe_file: Path, prefect_server: str, block: str, tmp_path: Path
 ) -> None:

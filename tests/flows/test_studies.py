@@ -45,7 +45,7 @@ from gradmm.tasks.runtime.inputs import drawn_rows, read_split
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 from tests.conftest import tiny_language_model
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_scarce_texts_come_from_the_few_rows_alone(recipe: Recipe, tmp_path: Pat
         ("real rows", 5),
         (PRODUCT, 5),
     ]
-    assert table["seeds"].tolist() == [1, 3, 3, 3, 3, 3]
+    assert table["seeds"].tolist() == [1, *[len(SEEDS)] * 5]
     assert table.loc[table["arm"] == "real rows", "texts"].tolist() == [2, 5]
     assert (table.loc[table["arm"] == PRODUCT, "texts"] > 2).all()
     targets = [stage for stage in record.stages if stage.stage == "target_gradient"]
@@ -183,7 +183,7 @@ def test_without_other_models_transfer_trains_the_recipes_and_the_classifier(
     (found,) = (
         stage
         for stage in record.stages
-        if stage.stage == "tfidf_eval" and stage.read()[["arm", "seed"]].iloc[0].tolist() == [PRODUCT, 2]
+        if stage.stage == "tfidf_eval" and stage.read()[["arm", "seed"]].iloc[0].tolist() == [PRODUCT, SEEDS[-1]]
     )
     artifact = Root(path=shared_root).find_stage("tfidf_eval", found.path.stem)
     assert artifact is not None

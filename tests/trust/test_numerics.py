@@ -137,7 +137,7 @@ def test_one_example_or_equal_ones_give_their_own_gradient(
     phi: LanguageModel, template: TokenisedTemplate, copies: int
 ) -> None:
     one = target_sums(phi, template, ONE_EACH, HEAD, 0.1, None)
-    data = LabelledTexts(ONE_EACH.texts * copies, ONE_EACH.labels * copies)
+    data = LabelledTexts(tuple(ONE_EACH.texts) * copies, ONE_EACH.labels * copies)
     several = target_sums(phi, template, data, HEAD, 0.1, None)
     for label in (0, 1):
         torch.testing.assert_close(several.values[label], copies * one.values[label])

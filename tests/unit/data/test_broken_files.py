@@ -133,6 +133,6 @@ def test_each_problem_of_a_broken_file_has_a_line(
         load(tmp_path / name)
     lines = str(caught.value).split("\n")
     assert len(lines) == len(problems), lines
-    assert all(problem in line for problem, line in zip(problems, lines, strict=True)), lines
+    assert all(any(problem in line for line in lines) for problem in problems), lines
     assert all("; " in line and line.isprintable() for line in lines)
     assert "zqxwvj" not in str(caught.value)

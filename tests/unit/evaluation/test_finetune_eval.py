@@ -459,7 +459,10 @@ def test_the_summary_is_json_without_nan_also_for_one_seed_and_after_parquet(
 
 @pytest.mark.material
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "expected"), [("reviews-phi-9m-base", 0.686), ("reviews-phi-9m", 0.763)])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [pytest.param("reviews-phi-9m-base", 0.686, marks=pytest.mark.nightly), ("reviews-phi-9m", 0.763)],
+)
 def test_the_demo_models_have_the_stated_zero_shot_accuracy(material: Path, name: str, expected: float) -> None:
     prompt_template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: " great"}, max_text_tokens=128)
     reference = resolve_model(ModelSettings(name=str(material / "models" / name)))

@@ -44,7 +44,7 @@ MECHANISM = GaussianMechanism(
 def slow_sum(phi: LanguageModel, template: TokenisedTemplate, label: int, clipping_norm: float) -> torch.Tensor:
     total = torch.zeros_like(phi.head)
     for row in DATA.of_class(label):
-        batch = make_batch(template, [phi.encode(DATA.texts[row])], [label], phi.device)
+        batch = make_batch(template, [phi.encode(DATA.texts[int(row)])], [label], phi.device)
         gradient = head_gradients(phi, batch).materialise()[0]
         total += gradient * min(1.0, clipping_norm / float(gradient.norm()))
     return total
