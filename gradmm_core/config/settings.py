@@ -443,6 +443,11 @@ class FinetuneEvalSettings(Settings):
         "and number of steps, and the best checkpoint on validation decides both for all seeds.",
     )
     batch_size: Count = 16
+    lora_rank: Count | None = Field(
+        default=None,
+        description="Train LoRA adapters of this rank, 16 for instance, instead of all parameters: for models too "
+        "large for that. They want larger learning rates. Needs gradmm[lora].",
+    )
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (3e-5, 1e-4, 3e-4)
     evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)

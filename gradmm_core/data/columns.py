@@ -117,7 +117,7 @@ def _usable(
     drops_empty: bool,
 ) -> Rows:
     """Return the usable rows of one part of a file; note the others' problems."""
-    own, known = _known_labels(label_column, problems, settings, labels)
+    own, known, label_problems = _known_labels(label_column, settings, labels)
     problems.add(_gaps(text_column), "has no text", "remove the row")
     texts = text_column.to_pandas().str.strip().to_numpy(dtype=object)
     empty = texts == ""
@@ -128,6 +128,8 @@ def _usable(
             "has an empty text",
             "remove it (for train, data.min_words=1 does this)",
         )
+    for problem in label_problems:
+        problems.add(*problem)
     units = None
     if unit_column is not None:
         problems.add(
@@ -138,28 +140,36 @@ def _usable(
 
 
 def _known_labels(
-    column: pa.ChunkedArray, problems: RowProblems, settings: DataSettings, labels: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+    column: pa.ChunkedArray, settings: DataSettings, labels: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, str | Callable[[int], str], str]]]:
     """Convert a column to labels: the places of its values in `data.label_names`, or else its integers.
 
-    Returns the labels, and a mask of those of a class.
+    Returns the labels, a mask of those of a class, and the others' problems, as `RowProblems.add` takes them.
     """
     gaps, names = _gaps(column), settings.label_names
-    problems.add(gaps, "has no label", "remove the row, or give it a label")
     if names is None:
         own, valid = _integers(column)
+        what = "has a label that is not an integer"
         fix = "set data.label_names to the column's values, in the order of the labels"
-        problems.add(~valid & ~gaps, "has a label that is not an integer", fix)
     else:
         own = pd.Index(names).get_indexer(pd.Index(label_values(column))).astype(np.int64)
         valid = own >= 0
-        fix = "add it there, or remove the row"
-        problems.add(~valid & ~gaps, "has a label that is not among data.label_names", fix)
+        what, fix = "has a label that is not among data.label_names", "add it there, or remove the row"
     known = np.isin(own, labels) & valid
-    if not settings.drop_other_labels:
-        fix = "add a class, or set data.drop_other_labels=true"
-        problems.add(valid & ~known, lambda row: f"has the label {own[row]}, which belongs to no class", fix)
-    return own, known
+    unknown = np.zeros_like(known) if settings.drop_other_labels else valid & ~known
+    return (
+        own,
+        known,
+        [
+            (gaps, "has no label", "remove the row, or give it a label"),
+            (~valid & ~gaps, what, fix),
+            (
+                unknown,
+                lambda row: f"has the label {own[row]}, which belongs to no class",
+                "add a class, or set data.drop_other_labels=true",
+            ),
+        ],
+    )
 
 
 def _gaps(column: pa.ChunkedArray) -> np.ndarray:

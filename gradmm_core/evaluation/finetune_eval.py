@@ -1,8 +1,9 @@
 """Evaluate the synthetic texts by fine-tuning a model on them, and on equally many real texts.
 
-The protocol follows the paper (GRADMM, section 5): Adam on all parameters, linear decay of the learning rate to
-zero, the loss of the response tokens. The paper reports the checkpoint that is best on the test set. `summarise`
-gives this figure, and the unbiased one of the checkpoint chosen on the validation set.
+The protocol follows the paper (GRADMM, section 5): Adam on all parameters (or on adapters, for models that are too
+large for that), linear decay of the learning rate to zero, the loss of the response tokens. The paper reports the
+checkpoint that is best on the test set. `summarise` gives this figure, and the unbiased one of the checkpoint that
+was chosen on the validation set.
 
 Each arm has a schedule of its own, a learning rate and a number of steps. The grid is the same for all arms.
 """
@@ -30,8 +31,9 @@ from gradmm.data.examples import Examples, HeldOut
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
+from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.classification import class_losses, score
-from gradmm.lm.language_model import LanguageModel, read_pretrained
+from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.template import TokenisedTemplate, length_bucketed, tokenise_split
 
@@ -53,8 +55,8 @@ CONFUSION = "confusion"
 class Finetuning:
     """The inputs that all fine-tuning runs of one model share.
 
-    Runs train all parameters in float32, whatever the dtype of `reference`, and without dropout. The result
-    therefore depends only on texts, schedule and seed.
+    Runs train in float32 and without dropout (`trainable_model`). The result therefore depends only on texts,
+    schedule and seed.
     """
 
     reference: ModelReference
@@ -72,10 +74,9 @@ class Finetuning:
         tokens = tokenise_split(self.tokenizer, data.texts, self.template.max_text_tokens, split)
         return Examples(tokens, data.labels)
 
-    def fresh_model(self) -> LanguageModel:
-        """Load the model before fine-tuning, with its own trainable weights."""
-        reference = self.reference.model_copy(update={"dtype": "float32"})
-        return LanguageModel(read_pretrained(reference, str(self.device)), self.tokenizer)
+    def fresh_model(self, seed: int = 0) -> LanguageModel:
+        """Load the model before fine-tuning, with its own trainable weights; `seed` draws those of adapters."""
+        return trainable_model(self.reference, self.tokenizer, self.device, self.settings.lora_rank, seed)
 
     def checkpoints(
         self, examples: Examples, schedule: Schedule, seed: int, description: str
@@ -93,8 +94,9 @@ class Finetuning:
                 "there are no texts to fine-tune on", "finetune_eval", "find the stage that dropped all texts"
             )
         learning_rate, steps = schedule
-        language_model = self.fresh_model()
-        optimizer = torch.optim.Adam(language_model.model.parameters(), lr=learning_rate, fused=True)
+        language_model = self.fresh_model(seed)
+        trained = [weights for weights in language_model.model.parameters() if weights.requires_grad]
+        optimizer = torch.optim.Adam(trained, lr=learning_rate, fused=True)
         decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
         batches = epoch_batches(len(examples), self.settings.batch_size, steps, seed)
         losses = []

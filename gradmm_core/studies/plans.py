@@ -116,8 +116,12 @@ def check_path(recipe: Recipe, arms: Sequence[str], learning_rate: float, steps:
 
     Raises:
         InputError: for an arm that cannot have as many texts as the product, a learning rate that is not positive
-            and finite, no steps, and a number of real rows that leaves a class empty.
+            and finite, no steps, and a number of real rows that leaves a class empty; and for adapters, because
+            the gradients are those of all parameters.
     """
+    if recipe.finetune_eval.lora_rank is not None:
+        problem = "adapters have no gradients of all parameters to measure"
+        raise InputError(problem, "finetune_eval.lora_rank", "leave it out for this study")
     size = all_texts(recipe)
     check_plan(recipe, [size], arms)
     for name in arms:

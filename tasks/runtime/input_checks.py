@@ -31,17 +31,22 @@ def check_model(
         InputError: with all settings that a later stage would refuse.
     """
     # Imported here: see tasks/runtime/stage_task.py.
+    from gradmm.evaluation.trainable import check_lora_is_installed, check_memory
     from gradmm.filters.label_filter import exemplar_context
     from gradmm.generation.generation import check_generation
 
     language_model, template = read_model(context, model, prompt_template)
     tokens = recipe.generation.text_tokens
     longest = recipe.template.max_text_tokens if tokens == "auto" else tokens
+    rank, execution = recipe.finetune_eval.lora_rank, recipe.execution
+    at_once = 1 if execution.runner == "in-process" else execution.workers or 1
     together(
+        check_lora_is_installed if rank else lambda: None,
+        partial(check_memory, language_model, rank, at_once),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes
-        )
+        ),
     )
     if recipe.label_filter.enabled:
         exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)

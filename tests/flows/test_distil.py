@@ -219,6 +219,16 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
     assert len(set(root.glob("stages/arm_eval/*")) - made) == 2
 
 
+def test_adapters_are_trained_wherever_the_model_is(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    whole = run(tiny_recipe(), root).stage("finetune_eval").read()
+    record = run(tiny_recipe(finetune_eval={"lora_rank": 2}), root)
+    assert ran(record) == ["finetune_eval", "mia_audit"]
+    adapted = record.stage("finetune_eval").read()
+    begun = whole["arm"] == "before"
+    assert adapted.loc[begun, "loss"].equals(whole.loc[begun, "loss"])
+    assert (adapted.loc[~begun, "loss"] != whole.loc[~begun, "loss"]).all()
+
+
 def test_figures_say_what_texts_cost_and_how_they_match_as_a_set(
     root: Path, tiny_recipe: Callable[..., Recipe]
 ) -> None:

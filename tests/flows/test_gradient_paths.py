@@ -120,6 +120,7 @@ def test_the_commands_print_tables_and_refuse_bad_arguments(
         (["--learning-rate", "nan"], "--learning-rate: nan is not a learning rate"),
         (["--steps", "0"], "--steps: 0 is not a number of steps"),
         (["--real-rows", "1"], "--real-rows: 1 leaves a class empty; ask for at least 2"),
+        (["--set", "finetune_eval.lora_rank=2"], "finetune_eval.lora_rank: adapters have no gradients of all"),
     ):
         status, _, err = run("gradients", *arguments)
         assert status == 2

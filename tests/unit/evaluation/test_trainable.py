@@ -1,0 +1,182 @@
+"""Adapters against a plain loop with parametrised weights; a fine-tuning's memory against what it holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformers import PreTrainedTokenizerFast
+from transformers.pytorch_utils import Conv1D
+
+from gradmm.config.settings import FinetuneEvalSettings, ModelSettings
+from gradmm.data.examples import HeldOut
+from gradmm.errors import InputError
+from gradmm.evaluation.finetune_eval import Finetuning, epoch_batches, evaluate_arm, summarise
+from gradmm.evaluation.schedule import Schedule
+from gradmm.evaluation.trainable import check_memory, finetuning_bytes, trainable_model
+from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.model_reference import ModelReference, resolve_model
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import tokenise_template
+from tests.conftest import tiny_language_model
+from tests.unit.evaluation.test_finetune_eval import separable
+
+RANK = 3
+CPU = torch.device("cpu")
+FAMILIES = ("phi", "llama", "gpt2", "opt")
+
+
+def saved(
+    tokenizer: PreTrainedTokenizerFast, folder: Path, family: str, dtype: str = "float32"
+) -> tuple[ModelReference, LanguageModel]:
+    """A tiny model of a family as a reference, and loaded."""
+    tiny_language_model(tokenizer, family, dtype=torch.float32).model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    settings = ModelSettings.model_validate({"name": str(folder), "dtype": dtype})
+    return resolve_model(settings), load_language_model(settings, "cpu")
+
+
+def is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_change_nothing_before_training_and_are_all_that_is_trained(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str, dtype: str
+) -> None:
+    reference, whole = saved(tokenizer, tmp_path, family, dtype)
+    model = trainable_model(reference, tokenizer, CPU, RANK, seed=0)
+    ids = torch.arange(1, 12)[None]
+    assert torch.equal(model.hidden_states(input_ids=ids), whole.hidden_states(input_ids=ids))
+    parameters = dict(model.model.named_parameters())
+    assert {name for name, each in parameters.items() if each.requires_grad} == set(filter(is_adapter, parameters))
+    assert {each.dtype for name, each in parameters.items() if is_adapter(name)} == {torch.float32}
+    assert {each.dtype for name, each in parameters.items() if not is_adapter(name)} == {getattr(torch, dtype)}
+    # A and B of every linear layer of the body.
+    linear = [each for each in whole.model.base_model.modules() if isinstance(each, nn.Linear | Conv1D)]
+    assert sum(map(is_adapter, parameters)) == 2 * len(linear) > 8
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bytes_are_those_of_weights_gradients_and_moments(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str
+) -> None:
+    reference, whole = saved(tokenizer, tmp_path, family, "bfloat16")
+    for rank in (None, RANK):
+        parameters = list(trainable_model(reference, tokenizer, CPU, rank, seed=0).model.parameters())
+        held = sum(each.numel() * each.element_size() for each in parameters)
+        held += 3 * sum(each.numel() * each.element_size() for each in parameters if each.requires_grad)
+        assert finetuning_bytes(whole, rank) == held
+
+
+class Low(nn.Module):
+    """W + 2 B A, as a parametrisation of W."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(a), nn.Parameter(b)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + 2 * self.b @ self.a
+
+
+def test_training_is_adam_with_linear_decay_on_the_factors(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, tmp_path: Path
+) -> None:
+    """The plain loop: weights parametrised, rows one by one, unfused Adam, a manually set learning rate."""
+    reference, plain = saved(tokenizer, tmp_path, "phi")
+    template = tokenise_template(plain, prompt_template)
+    settings = FinetuneEvalSettings(batch_size=5, lora_rank=RANK)
+    finetuning = Finetuning(reference, tokenizer, CPU, template, settings)
+    begun = dict(finetuning.fresh_model(seed=3).model.named_parameters())
+    trained: dict[str, Low] = {}
+    for name, layer in plain.model.base_model.named_modules():
+        if isinstance(layer, nn.Linear):
+            a, b = (begun[f"model.{name}.lora_{factor}.default.weight"].detach().clone() for factor in "AB")
+            trained[name] = Low(a, b)
+            parametrize.register_parametrization(layer, "weight", trained[name])
+    examples = separable(12)
+    parameters = [each for low in trained.values() for each in (low.a, low.b)]
+    optimizer = torch.optim.Adam(parameters, lr=0.0)
+    for step, rows in enumerate(epoch_batches(12, 5, 6, seed=3)):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (6 - step) / 6
+        optimizer.zero_grad()
+        losses = []
+        for row in rows:
+            response = list(template.responses[examples.labels[row]])
+            ids = [*examples.texts[row], *template.suffix, *response]
+            logits = plain.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -len(response) - 1 : -1]
+            losses.append(nn.functional.cross_entropy(logits, torch.tensor(response)))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    tuned = dict(finetuning.finetune(examples, Schedule(5e-3, 6), seed=3).model.named_parameters())
+    for name, low in trained.items():
+        for factor, expected in (("A", low.a), ("B", low.b)):
+            full_name = f"model.{name}.lora_{factor}.default.weight"
+            change, wanted = tuned[full_name] - begun[full_name], expected - begun[full_name]
+            # Adam makes full steps of rounding errors where a gradient is nearly zero, as those of q and k are.
+            if not name.endswith(("q_proj", "k_proj")):
+                torch.testing.assert_close(change, wanted, rtol=0.02, atol=1e-4)
+            assert wanted.abs().max() > 1e-3, full_name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_learn_what_the_texts_teach_whatever_is_drawn_elsewhere(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, tmp_path: Path, dtype: str
+) -> None:
+    reference, whole = saved(tokenizer, tmp_path, "llama", dtype)
+    settings = {"steps": 80, "evaluate_every": 80, "learning_rates": (1e-2,), "seeds": (0, 1), "lora_rank": RANK}
+    template = tokenise_template(whole, prompt_template)
+    finetuning = Finetuning(reference, tokenizer, CPU, template, FinetuneEvalSettings.model_validate(settings))
+    unseen = separable(40, first=1000)
+    frame = evaluate_arm(finetuning, "right", separable(40), HeldOut(unseen, unseen))
+    assert summarise(frame)["accuracy_right"] == 1.0
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        again = evaluate_arm(finetuning, "right", separable(40), HeldOut(unseen, unseen))
+    assert again.equals(frame)
+    losses = frame.groupby("seed")["loss"].first()
+    assert losses[0] != losses[1]
+
+
+def test_what_does_not_fit_is_refused_with_what_would(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = saved(tokenizer, tmp_path, "phi", "bfloat16")
+    monkeypatch.setattr("gradmm.evaluation.trainable.BYTES_PER_TRAINED", 16 * 2**20)
+
+    def free(gib: float) -> None:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(gib * 2**30)))
+
+    def refusal(rank: int | None, at_once: int = 1) -> str:
+        with pytest.raises(InputError) as refused:
+            check_memory(model, rank, at_once)
+        return str(refused.value)
+
+    everything, adapters = (finetuning_bytes(model, rank) / 2**30 for rank in (None, 16))
+    free(everything + 0.1)
+    check_memory(model, None)
+    assert f"takes {2 * everything:.1f} GiB of memory in 2 processes" in refusal(None, at_once=2)
+    assert "execution.workers=1" in refusal(None, at_once=2)
+    free(everything - 0.1)
+    line = refusal(None)
+    assert f"finetune_eval: fine-tuning all parameters of a model of 0 million takes {everything:.1f} GiB" in line
+    assert f"set finetune_eval.lora_rank=16 ({adapters:.1f} GiB), or use a smaller model" in line
+    free(0.0)
+    assert "lora_rank=16" not in refusal(16)
+
+
+def test_a_missing_package_is_told_in_one_line(
+    tiny_model: ModelReference, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"finetune_eval.lora_rank: peft is not installed; .*'gradmm\[lora\]'"):
+        trainable_model(tiny_model, tokenizer, CPU, RANK, seed=0)
