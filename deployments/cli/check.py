@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.summary import next_release
@@ -17,6 +18,9 @@ from gradmm.storage.location import Location
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.input_checks import check_model, check_records
 from gradmm.tasks.runtime.inputs import DataReference, demo_material, read_split, refer_to_data
+
+if TYPE_CHECKING:
+    from gradmm.evaluation.trainable import MemoryPlan
 
 
 def check(requested: Recipe, root_path: Location) -> None:
@@ -35,17 +39,20 @@ def check(requested: Recipe, root_path: Location) -> None:
         check_records(found)
         return found
 
-    def model() -> tuple[ModelReference, int]:
+    def model() -> tuple[ModelReference, MemoryPlan]:
         reference = resolve_model(recipe.model)
         return reference, check_model(context, recipe, reference, PromptTemplate.of(recipe))
 
-    found, (reference, parameters) = together(data, model)
+    found, (reference, memory) = together(data, model)
     for split in (found.train, found.validation, found.test):
         counts = Counter(read_split(context, split).labels)
         of_classes = ", ".join(f"{printable(c.name)} {counts[c.label]:,}" for c in recipe.classes)
         print(f"{split.split:12} {split.rows:,} rows: {of_classes}")
+    million = memory.parameters / 1e6
+    print(f"{'model':12} {printable(reference.name)}, {million:,.1f} million parameters, {reference.dtype}")
+    weights, finetuning, free = (each / 2**30 for each in memory[1:])
     print(
-        f"{'model':12} {printable(reference.name)}, {parameters / 1e6:,.1f} million parameters, {reference.dtype}"
+        f"{'memory':12} {weights:.1f} GiB, and {finetuning:.1f} GiB to fine-tune, of {free:.1f} GiB that are free"
     )
     print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -63,8 +63,17 @@ def check_lora_is_installed() -> None:
         ) from error
 
 
-def check_memory(language_model: LanguageModel, lora_rank: int | None, at_once: int = 1) -> None:
-    """Check that fine-tunings of a model fit in the memory that is free on its device, beside the model itself.
+class MemoryPlan(NamedTuple):
+    """Bytes on the model's device: its weights, the fine-tunings beside it, and what is free for these."""
+
+    parameters: int
+    weights: int
+    finetuning: int
+    free: int
+
+
+def memory_plan(language_model: LanguageModel, lora_rank: int | None, at_once: int = 1) -> MemoryPlan:
+    """Compute what fine-tunings of a model take, and check that it fits in the memory that is free beside it.
 
     Activations are not counted: they take less than the weights, unless texts are very long.
 
@@ -74,20 +83,26 @@ def check_memory(language_model: LanguageModel, lora_rank: int | None, at_once: 
     Raises:
         InputError: if they do not fit.
     """
-    needed = at_once * finetuning_bytes(language_model, lora_rank)
-    free = _free_bytes(language_model.device)
-    if needed > free:
-        total = sum(weights.numel() for weights in language_model.model.parameters())
+    weights = list(language_model.model.parameters())
+    plan = MemoryPlan(
+        parameters=sum(each.numel() for each in weights),
+        weights=sum(each.numel() * each.element_size() for each in weights),
+        finetuning=at_once * finetuning_bytes(language_model, lora_rank),
+        free=_free_bytes(language_model.device),
+    )
+    if plan.finetuning > plan.free:
         what = "adapters" if lora_rank else "all parameters"
         problem = (
-            f"fine-tuning {what} of a model of {total / 1e6:,.0f} million takes {needed / 2**30:.1f} GiB of memory"
+            f"fine-tuning {what} of a model of {plan.parameters / 1e6:,.0f} million takes "
+            f"{plan.finetuning / 2**30:.1f} GiB of memory"
             + (f" in {at_once} processes" if at_once > 1 else "")
-            + f", and {free / 2**30:.1f} GiB are free"
+            + f", and {plan.free / 2**30:.1f} GiB are free"
         )
         smaller = at_once * finetuning_bytes(language_model, 16)
         fixes = [f"set finetune_eval.lora_rank=16 ({smaller / 2**30:.1f} GiB)"] if lora_rank is None else []
         fixes += ["execution.workers=1"] if at_once > 1 else []
         raise InputError(problem, "finetune_eval", ", or ".join([*fixes, "use a smaller model"]))
+    return plan
 
 
 def finetuning_bytes(language_model: LanguageModel, lora_rank: int | None) -> int:

@@ -7,6 +7,7 @@ the model shows, before anything is computed. The texts that a filter keeps are 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prefect import task
 
@@ -18,20 +19,23 @@ from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import DataReference, read_model
 from gradmm.tasks.runtime.stage_task import RunContext
 
+if TYPE_CHECKING:
+    from gradmm.evaluation.trainable import MemoryPlan
+
 
 def check_model(
     context: RunContext, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
-) -> int:
-    """Check that the model can be loaded, and has room and words for generation and for the filter's exemplars.
+) -> MemoryPlan:
+    """Check that the model can be loaded and fine-tuned, and has room and words for generation and exemplars.
 
     Returns:
-        The number of the model's parameters.
+        The memory that the model and its fine-tunings take.
 
     Raises:
         InputError: with all settings that a later stage would refuse.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.evaluation.trainable import check_lora_is_installed, check_memory
+    from gradmm.evaluation.trainable import check_lora_is_installed, memory_plan
     from gradmm.filters.label_filter import exemplar_context
     from gradmm.generation.generation import check_generation
 
@@ -40,9 +44,9 @@ def check_model(
     longest = recipe.template.max_text_tokens if tokens == "auto" else tokens
     rank, execution = recipe.finetune_eval.lora_rank, recipe.execution
     at_once = 1 if execution.runner == "in-process" else execution.workers or 1
-    together(
+    plan, *_ = together(
+        partial(memory_plan, language_model, rank, at_once),
         check_lora_is_installed if rank else lambda: None,
-        partial(check_memory, language_model, rank, at_once),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes
@@ -50,7 +54,7 @@ def check_model(
     )
     if recipe.label_filter.enabled:
         exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)
-    return sum(weights.numel() for weights in language_model.model.parameters())
+    return plan
 
 
 @task(name="model_check", persist_result=False, result_serializer="json")

@@ -20,7 +20,7 @@ from gradmm.data.examples import HeldOut
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, epoch_batches, evaluate_arm, summarise
 from gradmm.evaluation.schedule import Schedule
-from gradmm.evaluation.trainable import check_memory, finetuning_bytes, trainable_model
+from gradmm.evaluation.trainable import finetuning_bytes, memory_plan, trainable_model
 from gradmm.lm.language_model import LanguageModel, load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
@@ -158,12 +158,14 @@ def test_what_does_not_fit_is_refused_with_what_would(
 
     def refusal(rank: int | None, at_once: int = 1) -> str:
         with pytest.raises(InputError) as refused:
-            check_memory(model, rank, at_once)
+            memory_plan(model, rank, at_once)
         return str(refused.value)
 
     everything, adapters = (finetuning_bytes(model, rank) / 2**30 for rank in (None, 16))
     free(everything + 0.1)
-    check_memory(model, None)
+    parameters = list(model.model.parameters())
+    numbers, weights = (sum(map(size, parameters)) for size in (Tensor.numel, lambda each: each.nbytes))
+    assert memory_plan(model, None) == (numbers, weights, int(everything * 2**30), int((everything + 0.1) * 2**30))
     assert f"takes {2 * everything:.1f} GiB of memory in 2 processes" in refusal(None, at_once=2)
     assert "execution.workers=1" in refusal(None, at_once=2)
     free(everything - 0.1)
