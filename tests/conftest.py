@@ -103,10 +103,11 @@ def built_once(folder: Path, build: Callable[[Path], object]) -> Path:
 def session_server(migrated_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server for each xdist worker: one for all was seen to stall for a minute on a locked database.
 
-    It has no services for schedules, triggers, events and task runs, which take a third of the tests' time. A
-    server that `gradmm serve` starts has them. Its address is returned.
+    It has no services for schedules, triggers, events and task runs, and gets no events: they take a third of the
+    tests' time. A server that `gradmm serve` starts has them. Its address is returned.
     """
     # Imported here: the unit tests need no Prefect.
+    from prefect.events import utilities as events
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing import utilities
 
@@ -114,6 +115,7 @@ def session_server(migrated_database: Path, tmp_path_factory: pytest.TempPathFac
     shutil.copy(migrated_database, folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        patch.setattr(events, "should_emit_events", lambda: False)
         for service in UNUSED_SERVICES:
             patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
         with (

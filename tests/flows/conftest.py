@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pandas as pd
 import pytest
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
+from gradmm.flows.ui import artifacts
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs import plot_style, plots
@@ -48,6 +50,15 @@ def without_plots() -> Iterator[None]:
         patch.setattr(UiArtifacts, "_plot", lambda *_: "")
         patch.setattr(plots, "described", lambda figure, _: figure)
         patch.setattr(plot_style, "svg", lambda _: "")
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_pages() -> Iterator[None]:
+    """Publish nothing in the UI, which takes a seventh of a small run. Modules that test pages override this."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("create_markdown", "create_table", "create_progress", "update_progress"):
+            patch.setattr(artifacts, f"{kind}_artifact", lambda *_, **__: uuid4())
         yield
 
 

@@ -72,6 +72,11 @@ def without_plots() -> None:
     """Draw plots, unlike in other modules."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_pages() -> None:
+    """Publish pages, unlike in other modules."""
+
+
 def latest_run() -> FlowRun:
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0]

@@ -15,6 +15,7 @@ import pytest
 
 from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
 from gradmm.metrics.resemblance import Resemblance, resemblance
+from gradmm.outputs import plot_style, plots
 from gradmm.outputs.comparison import Comparison
 from gradmm.outputs.descriptions import stage_figures, stage_result, stage_sentence, stage_title
 from gradmm.outputs.glossary import GLOSSARY, entry, meanings
@@ -141,6 +142,18 @@ def with_figures(run: RunRecord, stage: str, drop: tuple[str, ...] = (), **chang
         for s in run.stages
     ]
     return run.model_copy(update={"stages": stages})
+
+
+@pytest.fixture
+def with_plots() -> None:
+    """For tests of the plots; the others leave them out, as they take most of a report's time."""
+
+
+@pytest.fixture(autouse=True)
+def without_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "with_plots" not in request.fixturenames:
+        monkeypatch.setattr(plots, "described", lambda figure, _: figure)
+        monkeypatch.setattr(plot_style, "svg", lambda _: "")
 
 
 @pytest.fixture
@@ -273,6 +286,7 @@ def test_few_sentences_are_not_shown_twice(tmp_path: Path, private_run: RunRecor
     assert "worst" not in words
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_hostile_texts_names_and_settings_are_shown_as_text(tmp_path: Path) -> None:
     labels = {0: HOSTILE[0], 1: HOSTILE[1]}
     run = run_record(labels, rows=2 * len(HOSTILE))
@@ -321,6 +335,7 @@ def test_stages_are_linked_by_addresses_that_hold_where_the_root_is_moved(
     assert links == [f"../../stages/{stage.stage}/a%20b.parquet" for stage in private_run.stages]
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
     page = report(tmp_path, private_run, texts)
     labels = [str(svg["aria-label"]) for svg in page.tags("svg")]
@@ -342,6 +357,7 @@ def test_plots_are_in_the_page_in_its_own_ink(tmp_path: Path, private_run: RunRe
     assert "bound of the guarantee" in page.words
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_the_captions_name_what_their_plots_show(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
@@ -433,6 +449,7 @@ def in_browser(tmp_path: Path, html: str, width: int, script: str) -> str:
     return title.group(1)
 
 
+@pytest.mark.usefixtures("with_plots")
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
 def test_page_does_not_scroll_sideways_but_wide_tables_do(tmp_path: Path, width: int) -> None:
@@ -559,6 +576,7 @@ def test_one_seed_and_a_diverged_arm_have_no_spread_and_no_table(texts: pd.DataF
     assert [each.arm for each in class_tables(diverged, SENTIMENT)] == ["before", "synthetic"]
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_other_arms_are_shown_beside_synthetic_and_real(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
@@ -597,6 +615,7 @@ def test_a_comparison_is_shown_and_else_how_to_make_one(
     assert "run gradmm compare" not in page.words
 
 
+@pytest.mark.usefixtures("with_plots")
 def test_report_is_for_its_owner_only_and_the_same_each_time(
     tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
 ) -> None:
