@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from benchmarks.load import MIB, SENTENCES, recipe_values, run_here, write_data
 from gradmm.demo.grammar import private_rows
-from gradmm.evaluation.trainable import finetuning_bytes
+from gradmm.evaluation.trainable import memory_plan
 from gradmm.lm.language_model import LanguageModel
 
 #: Configurations of published models, as `AutoConfig.for_model` takes them.
@@ -97,21 +97,19 @@ def main() -> None:
 def rehearse(shape: str, options: argparse.Namespace, folder: Path) -> None:
     """Print time and peak memory of each stage of a private run, and the floor of the latter."""
     model = save_model(shape, folder / "model")
-    weights = sum(each.numel() * each.element_size() for each in model.model.parameters())
-    training = weights + finetuning_bytes(model, options.lora_rank)
-    parameters = sum(each.numel() for each in model.model.parameters())
+    plan = memory_plan(model, options.lora_rank)
     del model
     recipe, root = folder / "rehearsal.yaml", folder / "root"
     recipe.write_text(yaml.safe_dump(tiny_values(folder, options)))
     began = time.perf_counter()
     run_here(recipe, root)
     print(
-        f"{shape}: {parameters / 1e6:,.0f} million parameters, {time.perf_counter() - began:,.0f} s in all, "
+        f"{shape}: {plan.parameters / 1e6:,.0f} million parameters, {time.perf_counter() - began:,.0f} s in all, "
         f"{torch.get_num_threads()} threads"
     )
     (record,) = root.glob("runs/*/run.json")
     for stage in json.loads(record.read_text())["stages"]:
-        floor = training if stage["stage"] in TRAINING else weights
+        floor = plan.weights + (plan.finetuning if stage["stage"] in TRAINING else 0)
         print(
             f"  {stage['stage']:18} {stage['rows']:6,} rows  {stage['seconds']:8.1f} s   "
             f"peak {stage['peak_memory'] / MIB:8,.0f} MiB   floor {floor / MIB:8,.0f} MiB",

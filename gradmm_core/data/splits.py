@@ -26,7 +26,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
 from gradmm.config.settings import DataSettings
 from gradmm.data.columns import usable_rows
@@ -244,9 +244,13 @@ def _hash_order(rows: SplitRows, purpose: str, seed: int) -> np.ndarray:
     return np.lexsort((rows.labels, _hashes(rows.texts, purpose, seed)))
 
 
-def _hashes(words: Collection[str], purpose: str, seed: int) -> np.ndarray:
+def _hashes(words: Collection[str], purpose: str, seed: int) -> UInt64[np.ndarray, " words"]:
     """Hash texts or names to integers, keyed with purpose and seed."""
-    key = f"{purpose} {seed}".encode()
+    return keyed_hashes(words, f"{purpose} {seed}".encode())
+
+
+def keyed_hashes(words: Collection[str], key: bytes) -> UInt64[np.ndarray, " words"]:
+    """Hash texts to integers of 64 bits by BLAKE2b; without the key a hash says nothing of its text."""
     hashes = (hashlib.blake2b(word.encode(), key=key, digest_size=8).digest() for word in words)
     return np.fromiter((int.from_bytes(digest, "little") for digest in hashes), np.uint64, len(words))
 

@@ -4,7 +4,7 @@
 - `finetune_eval`: fine-tuning, and accuracies on held-out rows.
 - `membership`: membership inference on a model fine-tuned on the texts.
 - `schedule`: learning rate and number of steps of a fine-tuning.
-- `trainable`: what a fine-tuning trains, all parameters or adapters, and the memory that it takes.
+- `trainable`: the parameters that fine-tuning updates, and the memory it needs.
 - `tfidf_classifier`: a classifier that is not a language model.
 - `coresets`: herding and k-center selection of real rows.
 """

@@ -1,4 +1,4 @@
-"""What a fine-tuning trains, all parameters or low-rank adapters, and the memory that it takes."""
+"""Load a model for fine-tuning, of all parameters or of LoRA adapters only, and compute the memory it needs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from gradmm.lm.model_reference import ModelReference
 
 #: Factor of an adapter's product, alpha / rank in the paper's terms.
 LORA_SCALE = 2
+
+#: Rank that is suggested where fine-tuning all parameters does not fit.
+SUGGESTED_RANK = 16
 
 #: Bytes for each trained number: itself, its gradient and Adam's two moments, all in float32.
 BYTES_PER_TRAINED = 16
@@ -34,7 +37,7 @@ def trainable_model(
     if lora_rank is None:
         reference = reference.model_copy(update={"dtype": "float32"})
         return LanguageModel(read_pretrained(reference, str(device)), tokenizer)
-    check_lora_is_installed()
+    check_lora_is_installed(lora_rank)
     from peft import LoraConfig, inject_adapter_in_model
 
     model = read_pretrained(reference, str(device))
@@ -53,8 +56,10 @@ def trainable_model(
     return LanguageModel(model.eval(), tokenizer)
 
 
-def check_lora_is_installed() -> None:
-    """Raise an InputError if the package of adapters is missing."""
+def check_lora_is_installed(lora_rank: int | None) -> None:
+    """Raise an InputError if adapters are asked for and their package is missing."""
+    if lora_rank is None:
+        return
     try:
         import peft  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -83,10 +88,9 @@ def memory_plan(language_model: LanguageModel, lora_rank: int | None, at_once: i
     Raises:
         InputError: if they do not fit.
     """
-    weights = list(language_model.model.parameters())
     plan = MemoryPlan(
-        parameters=sum(each.numel() for each in weights),
-        weights=sum(each.numel() * each.element_size() for each in weights),
+        parameters=sum(each.numel() for each in language_model.model.parameters()),
+        weights=_weight_bytes(language_model),
         finetuning=at_once * finetuning_bytes(language_model, lora_rank),
         free=_free_bytes(language_model.device),
     )
@@ -98,8 +102,8 @@ def memory_plan(language_model: LanguageModel, lora_rank: int | None, at_once: i
             + (f" in {at_once} processes" if at_once > 1 else "")
             + f", and {plan.free / 2**30:.1f} GiB are free"
         )
-        smaller = at_once * finetuning_bytes(language_model, 16)
-        fixes = [f"set finetune_eval.lora_rank=16 ({smaller / 2**30:.1f} GiB)"] if lora_rank is None else []
+        smaller = at_once * finetuning_bytes(language_model, SUGGESTED_RANK) / 2**30
+        fixes = [f"set finetune_eval.lora_rank={SUGGESTED_RANK} ({smaller:.1f} GiB)"] if lora_rank is None else []
         fixes += ["execution.workers=1"] if at_once > 1 else []
         raise InputError(problem, "finetune_eval", ", or ".join([*fixes, "use a smaller model"]))
     return plan
@@ -107,12 +111,14 @@ def memory_plan(language_model: LanguageModel, lora_rank: int | None, at_once: i
 
 def finetuning_bytes(language_model: LanguageModel, lora_rank: int | None) -> int:
     """Compute the bytes of one fine-tuning's weights, gradients and moments."""
-    weights = list(language_model.model.parameters())
     if lora_rank is None:
-        return BYTES_PER_TRAINED * sum(each.numel() for each in weights)
-    frozen = sum(each.numel() * each.element_size() for each in weights)
+        return BYTES_PER_TRAINED * sum(each.numel() for each in language_model.model.parameters())
     trained = sum(lora_rank * sum(layer.weight.shape) for layer in _linear_layers(language_model.model))
-    return frozen + BYTES_PER_TRAINED * trained
+    return _weight_bytes(language_model) + BYTES_PER_TRAINED * trained
+
+
+def _weight_bytes(language_model: LanguageModel) -> int:
+    return sum(each.nbytes for each in language_model.model.parameters())
 
 
 def _linear_layers(model: Any) -> list[nn.Linear | Conv1D]:

@@ -10,7 +10,6 @@ they know is among the records. Both files are private, readable by their owner 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt64
 
+from gradmm.data.splits import keyed_hashes
 from gradmm.errors import InputError
 from gradmm.storage.artifacts import make_private, publish
 from gradmm.storage.atomic import temporary_file
@@ -38,9 +38,7 @@ class RowDigests:
 
     def of(self, texts: Sequence[str]) -> UInt64[np.ndarray, " different"]:
         """Compute the texts' digests with this root's key, sorted, each once."""
-        key = self._key()
-        hashes = (hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, key=key).digest() for text in texts)
-        return np.unique(np.fromiter((int.from_bytes(each, "little") for each in hashes), np.uint64, len(texts)))
+        return np.unique(keyed_hashes(texts, self._key()))
 
     def add(self, ledger: str, digests: UInt64[np.ndarray, " different"]) -> None:
         """Count data in a ledger, besides those that are already. Needs the ledger's lock."""

@@ -46,7 +46,7 @@ def check_model(
     at_once = 1 if execution.runner == "in-process" else execution.workers or 1
     plan, *_ = together(
         partial(memory_plan, language_model, rank, at_once),
-        check_lora_is_installed if rank else lambda: None,
+        partial(check_lora_is_installed, rank),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes
