@@ -105,6 +105,8 @@ class Recipe(Settings):
             )
         if self.loss_selection.by == "set" and self.generation.method == "written":
             raise ValueError("loss_selection.by: texts of method=written match no target; set text")
+        if self.generation.endpoint is not None and self.generation.method == "admm":
+            raise ValueError("generation.endpoint: method=admm writes no texts; set written or search")
         tokens, max_tokens = self.generation.text_tokens, self.template.max_text_tokens
         if tokens != "auto" and tokens > max_tokens:
             raise ValueError(f"generation.text_tokens: {tokens} exceeds template.max_text_tokens={max_tokens}")

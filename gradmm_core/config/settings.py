@@ -315,6 +315,22 @@ class ProjectionSettings(Settings):
     language: Literal["english", "any"] = Field(default="english", description="Tokens that count as words.")
 
 
+class EndpointSettings(Settings):
+    """A served model that writes the texts, by the completions of the OpenAI protocol (vLLM, llama.cpp, ...).
+
+    It gets the public instructions only. Its key, if it asks for one, is in the environment (OPENAI_API_KEY).
+    """
+
+    runtime_fields = frozenset({"requests_at_once"})
+
+    url: Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")] = Field(
+        description="Address as far as the version, such as http://127.0.0.1:8000/v1. It holds no password."
+    )
+    model: Annotated[str, Field(min_length=1)] = Field(description="Name that the server has for it.")
+    temperature: Positive = 1.0
+    requests_at_once: Count = Field(default=16, description="Texts that the server writes at a time.")
+
+
 class GenerationSettings(Settings):
     """Number, length and generation method of the texts."""
 
@@ -340,6 +356,11 @@ class GenerationSettings(Settings):
         description="Weight of a nat of the probe's loss, in units of the matching loss. Used by method=search if "
         "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
     )
+    endpoint: EndpointSettings | None = Field(
+        default=None,
+        description="A served model that writes the texts of methods written and search, without a tilt of words. "
+        "The recipe's model does all else: target, scores, edits, labels. Default: it writes too.",
+    )
     per_class: Count = 1000
     text_tokens: Count | Literal["auto"] = Field(
         default=20,
@@ -359,6 +380,15 @@ class GenerationSettings(Settings):
         description="Examples per shard. A crash loses unfinished shards. 'auto': 25, or 1000 for method=written.",
     )
     batch_size: Count = Field(default=100, description="Examples generated together.")
+
+    def key_fields(self) -> dict[str, Any]:
+        """Return the settings that determine the result. Texts of the recipe's model keep their earlier keys."""
+        fields = super().key_fields()
+        if self.endpoint is None:
+            del fields["endpoint"]
+        else:
+            fields["endpoint"] = self.endpoint.key_fields()
+        return fields
 
     @property
     def examples_per_shard(self) -> int:

@@ -4,6 +4,8 @@ generation: generate the texts of one shard by the chosen method, and score them
 search: generate by discrete search among texts that the model writes.
 admm: generate by Algorithm 1 of the paper.
 written: keep texts as the model writes them, without a target.
+sampler: draw texts from the class's instruction.
+endpoint: draw them from a model that another process serves.
 word_tilt: fit a tilt of words, so that texts have the words that were released.
 projection: the projection step of ADMM, from free embeddings to tokens.
 objectives: the matching loss of a batch of free embeddings.

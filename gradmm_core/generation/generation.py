@@ -20,9 +20,11 @@ from gradmm.config.settings import ClassSettings, GenerationSettings, TargetGrad
 from gradmm.errors import InputError
 from gradmm.generation.admm import Objective, admm, best_draws
 from gradmm.generation.constraints import TextConstraints
+from gradmm.generation.endpoint import EndpointSampler
 from gradmm.generation.objectives import HeadMatching
 from gradmm.generation.projection import Projector
 from gradmm.generation.result import GenerationResult, released_texts
+from gradmm.generation.sampler import ModelSampler, Sampler
 from gradmm.generation.search import Search
 from gradmm.generation.shards import Shard
 from gradmm.generation.word_tilt import tilt_of
@@ -253,6 +255,12 @@ class _Task:
         """Return example `number`'s own generator, the only source of randomness for its text."""
         return np.random.default_rng([self.seed, self.shard.label, number])
 
+    def sampler(self, allowed: AllowedTokens, top_k: int) -> Sampler:
+        """Return what draws the texts to keep, or to begin a search with."""
+        if self.settings.endpoint is not None:
+            return EndpointSampler(self.language_model, self.instruction, self.settings.endpoint, self.ends)
+        return ModelSampler(self.language_model, allowed, self.instruction, top_k, self.tilt, self.ends)
+
     def progress(self, steps: int) -> tqdm:
         return tqdm(range(steps), desc=self.title, disable=None, leave=False)
 
@@ -266,14 +274,13 @@ def _search(task: _Task) -> _Solver:
     settings = task.settings.search
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     constraints = TextConstraints(task.language_model, task.template)
-    search = Search(
-        task.language_model, task.objective, allowed, constraints, task.instruction, settings, task.tilt, task.ends
-    )
+    search = Search(task.language_model, task.objective, allowed, constraints, settings, task.ends)
+    sampler = task.sampler(allowed, settings.top_k)
 
     def solve(numbers: range) -> GenerationResult:
-        uniforms = np.stack([task.random(number).random((settings.draws, task.tokens)) for number in numbers])
+        written = sampler([task.random(number) for number in numbers], task.tokens, settings.draws)
         with task.progress(settings.rounds) as rounds:
-            return search(uniforms, rounds)
+            return search(written.unflatten(0, (len(numbers), settings.draws)), rounds)
 
     return solve
 
@@ -297,7 +304,7 @@ def _written(task: _Task) -> _Solver:
     allowed = allowed_tokens(task.language_model, task.settings.projection.language)
     constraints = TextConstraints(task.language_model, task.template)
     settings = task.settings.written
-    writer = Writer(task.language_model, allowed, constraints, task.instruction, settings, task.tilt, task.ends)
+    writer = Writer(task.language_model, task.sampler(allowed, settings.top_k), constraints, settings, task.ends)
     return lambda numbers: writer([task.random(number) for number in numbers], task.tokens)
 
 

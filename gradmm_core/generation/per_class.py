@@ -31,9 +31,11 @@ def class_records(recipe: Recipe, label: int, target: StageOutput) -> float | No
 
 
 def tilts_words(recipe: Recipe, released: TargetGradientSettings) -> bool:
-    """Return whether words are tilted: token rates are released, and words are sampled.
+    """Return whether words are tilted: token rates are released, and the recipe's own model samples words.
 
     Args:
         released: the target's settings after parts that do not fit were left out, see `ReleasePlan`.
     """
-    return released.token_share > 0 and recipe.word_tilt.strength > 0 and recipe.generation.method != "admm"
+    generation = recipe.generation
+    samples = generation.method != "admm" and generation.endpoint is None
+    return released.token_share > 0 and recipe.word_tilt.strength > 0 and samples

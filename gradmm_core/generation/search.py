@@ -4,7 +4,7 @@ One forward pass evaluates both the closed-form matching loss and the likelihood
 therefore costs one pass; an inner step of ADMM costs a forward and a backward pass. Texts are readable throughout,
 because every word is likely under the model. Each example is searched independently:
 
-    start   the cheapest of D texts that the model writes from the instruction
+    start   the cheapest of D texts that were written from the instruction
     rounds  the cheapest of some edits, if it is cheaper than the current text. An edit replaces one word by one
             that the model finds likely after the preceding words. Edits are preselected by the gradient of the
             loss with respect to the text's embeddings (one backward pass for all edits)
@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -31,8 +30,6 @@ from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.objectives import HeadMatching
 from gradmm.generation.result import GenerationResult
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.prompt import PromptCache
-from gradmm.lm.sampling import write_texts
 from gradmm.lm.sentences import PAD, SentenceEnds
 from gradmm.lm.vocabulary import AllowedTokens
 
@@ -121,43 +118,31 @@ class Search:
         objective: HeadMatching,
         allowed: AllowedTokens,
         constraints: TextConstraints,
-        instruction: str,
         settings: SearchSettings,
-        tilt: Float[Tensor, " vocab"] | None = None,
         ends: SentenceEnds | None = None,
     ) -> None:
         self._lm = language_model
         self._objective = objective
-        self._allowed = allowed
         self._constraints = constraints
-        self._prompt_cache = PromptCache(language_model, instruction)
         self._settings = settings
-        self._tilt = tilt
-        self._ends = ends
+        self.ends = ends
         vocabulary, device = language_model.embeddings.shape[0], language_model.device
         # Edits insert neither disallowed words nor continuations of a word.
         self._is_word = allowed.beginnings(vocabulary)
         self._continues_word = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._continues_word[allowed.ids[allowed.continues_word]] = True
 
-    def __call__(
-        self, uniforms: Float[np.ndarray, "examples draws tokens"], rounds: Iterable[int]
-    ) -> GenerationResult:
+    def __call__(self, written: Int[Tensor, "examples draws tokens"], rounds: Iterable[int]) -> GenerationResult:
         """Find one text for each example; examples do not affect one another.
 
         An example is done after a round without improvement, because a further round would try the same edits.
 
         Args:
-            uniforms: numbers in [0, 1) that determine the draws, see `write_texts`.
+            written: each example's texts to begin with, padded with `PAD`.
             rounds: `range(settings.rounds)`, optionally wrapped in a progress bar.
         """
-        count, number, tokens = uniforms.shape
-        flat = uniforms.reshape(-1, tokens)
-        top_k = self._settings.top_k
-        ids = write_texts(
-            self._lm, self._allowed, self._prompt_cache, flat, top_k, tilt=self._tilt, ends=self._ends
-        )
-        draws = self._score(ids).shaped(count, number)
+        count, number, tokens = written.shape
+        draws = self._score(written.flatten(0, 1)).shaped(count, number)
         cost = Cost.of_draws(draws, self._settings.fluency)
         texts = draws.best(cost(draws))
         history = [texts.losses]
@@ -183,8 +168,8 @@ class Search:
             # The first token is not scored; a text of one token has a log-perplexity of 0.
             log_perplexities[rows] = _token_nll(logits, part).sum(dim=1) / max(1, length - 1)
         valid = self._constraints(ids)
-        if self._ends:
-            valid = valid & self._ends.complete(ids)
+        if self.ends:
+            valid = valid & self.ends.complete(ids)
         return Texts(ids, losses, log_perplexities, valid)
 
     def _edits(self, texts: Texts, cost: Cost) -> Int[Tensor, "examples edits tokens"]:
@@ -213,8 +198,8 @@ class Search:
             # Positions 1, 2, ... only: the logits do not cover the first token.
             current, slope = ids[:, 1:], slope[:, 1:]
             choices = logits.masked_fill(~self._is_word, -math.inf)
-            if self._ends:  # a sentence end may only be replaced by a sentence end
-                kept = ~self._ends.complete(ids)[:, None] | self._ends.tokens
+            if self.ends:  # a sentence end may only be replaced by a sentence end
+                kept = ~self.ends.complete(ids)[:, None] | self.ends.tokens
                 choices[:, -1] = choices[:, -1].masked_fill(~kept, -math.inf)
             likely = choices.topk(min(LIKELY_WORDS, choices.shape[-1]), dim=2)
             words = likely.indices

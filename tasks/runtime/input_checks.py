@@ -37,12 +37,13 @@ def check_model(
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.evaluation.trainable import check_lora_is_installed, memory_plan
     from gradmm.filters.label_filter import exemplar_context
+    from gradmm.generation.endpoint import check_endpoint
     from gradmm.generation.generation import check_generation
 
     language_model, template = read_model(context, model, prompt_template)
     tokens = recipe.generation.text_tokens
     longest = recipe.template.max_text_tokens if tokens == "auto" else tokens
-    rank, execution = recipe.finetune_eval.lora_rank, recipe.execution
+    rank, execution, endpoint = recipe.finetune_eval.lora_rank, recipe.execution, recipe.generation.endpoint
     at_once = 1 if execution.runner == "in-process" else execution.workers or 1
     plan, *_ = together(
         partial(memory_plan, language_model, rank, at_once),
@@ -51,6 +52,7 @@ def check_model(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes
         ),
+        *([partial(check_endpoint, endpoint)] if endpoint else []),
     )
     if recipe.label_filter.enabled:
         exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)

@@ -20,6 +20,7 @@ from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.data.splits import load_splits
+from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluate_arm
 from gradmm.flows.distil import distil
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
@@ -34,6 +35,7 @@ from gradmm.storage.location import Location
 from gradmm.target import checkpoint, record_batches
 from gradmm.tasks.runtime.registry import RUN_STAGES
 from tests.flows.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
+from tests.served_model import MODEL, WORDS, served_model
 
 EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
 
@@ -365,3 +367,24 @@ def test_the_release_loads_and_says_nothing_private(root: Path, tmp_path: Path, 
         assert text.encode() not in published
         assert text not in dataset["text"]
     assert str(tiny_data).encode() not in published
+
+
+def test_a_served_model_writes_the_texts_and_a_run_without_it_is_refused_before_it_computes(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    with served_model() as served:
+        values = {"endpoint": {"url": served.url, "model": MODEL}, "method": "written", "whole_sentences": False}
+        recipe = tiny_recipe(generation=values, target_gradient={"token_share": 0.4})
+        record = run(recipe, tmp_path)
+        assert "word_tilt" not in ran(record)
+        written = pd.read_parquet(str(record.stage("generation").path))["text"]
+        assert len(written) == len(served.requests) == 8
+        assert all(text.split()[0] in WORDS for text in written)
+        instructions = {each.instruction for each in recipe.classes}
+        assert {body["prompt"] for _, body in served.requests} == instructions
+        assert run(recipe, tmp_path).unchanged
+        assert len(served.requests) == 8
+    assert run(recipe, tmp_path).unchanged  # the server is gone
+    with pytest.raises(InputError, match=r"generation.endpoint.url: http://127.* cannot be reached"):
+        run(recipe, tmp_path / "new")
+    assert not list((tmp_path / "new").glob("stages/*"))

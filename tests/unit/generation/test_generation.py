@@ -17,6 +17,7 @@ from gradmm.config.settings import (
 )
 from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.generation import generate, generation_figures, write
+from gradmm.generation.sampler import ModelSampler
 from gradmm.generation.shards import Shard, plan_shards
 from gradmm.generation.written import Writer
 from gradmm.gradients.head_gradient import head_gradients
@@ -196,7 +197,8 @@ def test_a_written_text_is_the_first_sample_without_an_answer_that_ends_with_a_s
         with ComputeMeter(phi) as meter:
             settings = WrittenSettings(top_k=50, draws=draws)
             allowed = allowed_tokens(phi, "english")
-            writer = Writer(phi, allowed, constraints, "they said\n", settings, ends=ends)
+            sampler = ModelSampler(phi, allowed, "they said\n", settings.top_k, ends=ends)
+            writer = Writer(phi, sampler, constraints, settings, ends)
             ids = writer([np.random.default_rng(number) for number in range(count)], TOKENS).token_ids
         samples.append(ids)
         valid.append(constraints.without_answer(ids) & ends.complete(ids))

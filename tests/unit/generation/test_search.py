@@ -18,6 +18,7 @@ from gradmm.generation import search as search_module
 from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.objectives import HeadMatching
 from gradmm.generation.result import GenerationResult
+from gradmm.generation.sampler import ModelSampler
 from gradmm.generation.search import LIKELY_WORDS, POSITION_SHARE, Cost, Search, Texts
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
@@ -78,7 +79,7 @@ class Workshop:
     def search(self, constraints: TextConstraints, chosen: SearchSettings, ends: bool = False) -> Search:
         """Random models hardly ever end a sentence. Texts cut at an end are tested separately below."""
         sentences = SentenceEnds(self.phi) if ends else None
-        return Search(self.phi, self.objective, self.allowed, constraints, INSTRUCTION, chosen, ends=sentences)
+        return Search(self.phi, self.objective, self.allowed, constraints, chosen, sentences)
 
     def run(
         self, numbers: range, verdict: Verdict | None = None, tokens: int = TOKENS, ends: bool = False, **chosen
@@ -88,7 +89,15 @@ class Workshop:
             {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
         )
         search = self.search(recorded, settings, ends)
-        return search(uniforms(numbers, settings.draws, tokens), range(settings.rounds)), recorded
+        return search(self.draws(numbers, settings, tokens, search.ends), range(settings.rounds)), recorded
+
+    def draws(
+        self, numbers: range, settings: SearchSettings, tokens: int, ends: SentenceEnds | None = None
+    ) -> Tensor:
+        """The texts that each example begins with."""
+        sampler = ModelSampler(self.phi, self.allowed, INSTRUCTION, settings.top_k, ends=ends)
+        drawn = sampler([generator(number) for number in numbers], tokens, settings.draws)
+        return drawn.unflatten(0, (len(numbers), settings.draws))
 
     def losses(self, ids: Tensor) -> Tensor:
         """Compute losses from the gradients of a batch of examples, without free embeddings."""
@@ -110,8 +119,8 @@ def shop(request: pytest.FixtureRequest, phi: LanguageModel, template: Tokenised
     return Workshop(phi, replace(template, prefix=request.param), allowed_tokens(phi, "english"))
 
 
-def uniforms(examples: range, draws: int, tokens: int) -> np.ndarray:
-    return np.stack([np.random.default_rng([9, example]).random((draws, tokens)) for example in examples])
+def generator(example: int) -> np.random.Generator:
+    return np.random.default_rng([9, example])
 
 
 @dataclass
@@ -214,7 +223,8 @@ def test_without_rounds_and_price_the_result_is_the_best_draw(shop: Workshop) ->
     result, recorded = shop.run(range(10), rounds=0, fluency=0.0, draws=12)
     assert len(recorded.tried) == 1
     assert result.history.shape == (1, 10)
-    for i, numbers in enumerate(uniforms(range(10), 12, TOKENS)):
+    for i in range(10):
+        numbers = generator(i).random((12, TOKENS))
         draws = write_texts(shop.phi, shop.allowed, PromptCache(shop.phi, INSTRUCTION), numbers, top_k=50)
         losses = shop.losses(draws).masked_fill(~TextConstraints(shop.phi, shop.template)(draws), torch.inf)
         assert torch.equal(result.token_ids[i], draws[losses.argmin()])

@@ -13,6 +13,7 @@ from gradmm.generation.admm import admm, best_draws
 from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.objectives import HeadMatching
 from gradmm.generation.projection import Projector
+from gradmm.generation.sampler import ModelSampler
 from gradmm.generation.search import Search
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache
@@ -166,10 +167,11 @@ def test_search_costs_a_pass_per_trial_and_a_backward_pass_per_round(
 ) -> None:
     settings = SearchSettings(draws=6, rounds=1, edits=8)
     readable = TextConstraints(phi, template)
-    search = Search(phi, matching(phi, template), allowed, readable, INSTRUCTION, settings)
-    uniforms = np.random.default_rng(0).random((BATCH, 6, TOKENS))
+    search = Search(phi, matching(phi, template), allowed, readable, settings)
+    sampler = ModelSampler(phi, allowed, INSTRUCTION, settings.top_k)
+    generators = [np.random.default_rng(number) for number in range(BATCH)]
     with ComputeMeter(phi) as meter:
-        search(uniforms, range(1))
+        search(sampler(generators, TOKENS, 6).unflatten(0, (BATCH, 6)), range(1))
     draws = 6 * (TOKENS - 1 + whole)
     a_round = whole + 8 * whole
     assert counts(meter) == (instruction + BATCH * (draws + a_round), BATCH * whole)
