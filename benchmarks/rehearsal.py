@@ -1,10 +1,11 @@
 """Dress rehearsal: models of real shapes, with random weights, through a whole private run at a tiny budget.
 
-    python -m benchmarks.rehearsal qwen2.5-0.5b phi-1.5 [--texts 2] [--lora-rank 16]
+    python -m benchmarks.rehearsal qwen2.5-0.5b phi-1.5 [--texts 2] [--batch-size 8] [--lora-rank 16]
 
 Time and memory of a pass do not depend on what the weights are, so this shows what a run with the real model takes
-on this machine. Each shape has its own number of tokens, of a tokenizer made of random words. A stage's memory is
-at least the weights, and for fine-tunings also what Adam holds; the imports take 0.4 GiB more.
+on this machine. Each shape has its own number of tokens, of a tokenizer made of random words. The peak memory of
+each stage stands beside the one that `gradmm check` computes, and the speed of a pass through the body beside the
+speed of a large matrix product.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import random
 import string
 import tempfile
 import time
+import timeit
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.load import MIB, SENTENCES, recipe_values, run_here, write_data
+from gradmm import load_recipe
 from gradmm.demo.grammar import private_rows
-from gradmm.evaluation.trainable import memory_plan
-from gradmm.lm.language_model import LanguageModel
+from gradmm.evaluation.memory_plan import linear_layers, memory_plan
+from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import tokenise_template
 
 #: Configurations of published models, as `AutoConfig.for_model` takes them.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,9 +83,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "partial_rotary_factor": 0.5,
         },
     ),
+    "llama-2-7b": (
+        "llama",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
 }
-#: Stages that fine-tune.
-TRAINING = ("finetune_eval", "mia_audit")
 
 
 def main() -> None:
@@ -87,6 +101,9 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--texts", type=int, default=2, help="synthetic texts of each class")
     parser.add_argument("--rows", type=int, default=80, help="private records")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="public texts, and records and texts read at once"
+    )
     parser.add_argument("--lora-rank", type=int, default=16)
     options = parser.parse_args()
     for shape in options.shapes:
@@ -95,12 +112,14 @@ def main() -> None:
 
 
 def rehearse(shape: str, options: argparse.Namespace, folder: Path) -> None:
-    """Print time and peak memory of each stage of a private run, and the floor of the latter."""
-    model = save_model(shape, folder / "model")
-    plan = memory_plan(model, options.lora_rank)
-    del model
+    """Print time and peak memory of each stage of a private run, beside the computed one."""
+    print(f"{shape}: {pass_speed(save_model(shape, folder / 'model'))}", flush=True)
     recipe, root = folder / "rehearsal.yaml", folder / "root"
     recipe.write_text(yaml.safe_dump(tiny_values(folder, options)))
+    loaded = load_recipe(str(recipe))
+    model = load_language_model(loaded.model)
+    plan = memory_plan(loaded, model, tokenise_template(model, PromptTemplate.of(loaded)))
+    del model
     began = time.perf_counter()
     run_here(recipe, root)
     print(
@@ -109,12 +128,31 @@ def rehearse(shape: str, options: argparse.Namespace, folder: Path) -> None:
     )
     (record,) = root.glob("runs/*/run.json")
     for stage in json.loads(record.read_text())["stages"]:
-        floor = plan.weights + (plan.finetuning if stage["stage"] in TRAINING else 0)
+        computed, peak = plan.stages.get(stage["stage"]), stage["peak_memory"]
+        beside = "" if computed is None else f"   computed {computed / MIB:8,.0f} MiB ({computed / peak - 1:+.0%})"
         print(
             f"  {stage['stage']:18} {stage['rows']:6,} rows  {stage['seconds']:8.1f} s   "
-            f"peak {stage['peak_memory'] / MIB:8,.0f} MiB   floor {floor / MIB:8,.0f} MiB",
+            f"peak {peak / MIB:8,.0f} MiB{beside}",
             flush=True,
         )
+
+
+@torch.no_grad()
+def pass_speed(model: LanguageModel) -> str:
+    """Compare the body's multiplications per second with those of a matrix product of the same number of rows."""
+    texts, tokens = 16, 32
+    ids = torch.randint(len(model.embeddings), (texts, tokens))
+    weights = sum(layer.weight.numel() for layer in linear_layers(model.model))
+    left, right = (torch.randn(rows, 4096).to(model.body_dtype) for rows in (texts * tokens, 4096))
+
+    def rate(multiplications: int, work: Callable[[], object]) -> float:
+        work()
+        seconds = min(timeit.repeat(work, number=1, repeat=3))
+        return multiplications / seconds / 1e9
+
+    body = rate(ids.numel() * weights, lambda: model.hidden_states(input_ids=ids))
+    product = rate(ids.numel() * right.numel(), lambda: left @ right.mT)
+    return f"{body:,.0f} billion multiplications a second in a pass, {product:,.0f} in a product"
 
 
 def tiny_values(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -122,8 +160,11 @@ def tiny_values(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     data = write_data(folder / "data", options.rows)
     values: dict[str, Any] = recipe_values(folder, data, 2 * options.texts, 1)
     values["model"] |= {"dtype": "bfloat16"}
+    values["template"] = {"max_text_tokens": 32}  # texts of the data have 16 words at most
     values["privacy"] = {"epsilon": 8.0, "delta": 1e-5, "declared_records": options.rows}
-    values["target_gradient"] = {"public_texts": 4, "public_text_tokens": 8, "batch_size": 8}
+    size = options.batch_size
+    values["target_gradient"] = {"public_texts": size, "public_text_tokens": 8, "batch_size": size}
+    values["labelling"] = {"batch_size": size}
     values["generation"] |= {"loss": "distance"}
     # Random weights classify at random, and their filter would leave no text of a class.
     values["label_filter"] = {"enabled": False}

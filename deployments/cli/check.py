@@ -20,7 +20,7 @@ from gradmm.tasks.runtime.input_checks import check_model, check_records
 from gradmm.tasks.runtime.inputs import DataReference, demo_material, read_split, refer_to_data
 
 if TYPE_CHECKING:
-    from gradmm.evaluation.trainable import MemoryPlan
+    from gradmm.evaluation.memory_plan import MemoryPlan
 
 
 def check(requested: Recipe, root_path: Location) -> None:
@@ -50,10 +50,8 @@ def check(requested: Recipe, root_path: Location) -> None:
         print(f"{split.split:12} {split.rows:,} rows: {of_classes}")
     million = memory.parameters / 1e6
     print(f"{'model':12} {printable(reference.name)}, {million:,.1f} million parameters, {reference.dtype}")
-    weights, finetuning, free = (each / 2**30 for each in memory[1:])
-    print(
-        f"{'memory':12} {weights:.1f} GiB, and {finetuning:.1f} GiB to fine-tune, of {free:.1f} GiB that are free"
-    )
+    of_stages = ", ".join(f"{stage} {needed / 2**30:.1f}" for stage, needed in memory.stages.items())
+    print(f"{'memory':12} {of_stages} GiB of {memory.available / 2**30:.1f} that are there")
     print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
 
 

@@ -47,6 +47,10 @@ class LanguageModel:
         return torch.promote_types(self.body_dtype, torch.float32)
 
     @property
+    def weight_bytes(self) -> int:
+        return sum(each.nbytes for each in self.model.parameters())
+
+    @property
     def embeddings(self) -> Float[Tensor, "vocab hidden"]:
         return self.model.get_input_embeddings().weight
 
@@ -183,6 +187,16 @@ def load_language_model(
     if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return _load(model, device, attention or fastest_attention(device))
+
+
+#: Bytes of weights, from which on a frozen model is not kept beside one that is trained.
+LARGE_MODEL = 2**30
+
+
+def forget_large_model(language_model: LanguageModel) -> None:
+    """Do not keep a large model for the next call of `load_language_model`, to make room for a trained one."""
+    if language_model.weight_bytes > LARGE_MODEL:
+        _load.cache_clear()
 
 
 @lru_cache(maxsize=1)  # memory for one model

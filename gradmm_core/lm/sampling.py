@@ -13,6 +13,9 @@ from gradmm.lm.prompt import PromptCache
 from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.vocabulary import AllowedTokens
 
+#: Texts that are written together.
+BATCH_SIZE = 256
+
 
 @torch.no_grad()
 def write_texts(
@@ -21,7 +24,7 @@ def write_texts(
     prompt_cache: PromptCache,
     uniforms: Float[np.ndarray, "count tokens"],
     top_k: int = 200,
-    batch_size: int = 256,
+    batch_size: int = BATCH_SIZE,
     tilt: Float[Tensor, " vocab"] | None = None,
     ends: SentenceEnds | None = None,
     title: str | None = None,

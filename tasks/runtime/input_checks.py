@@ -20,22 +20,23 @@ from gradmm.tasks.runtime.inputs import DataReference, read_model
 from gradmm.tasks.runtime.stage_task import RunContext
 
 if TYPE_CHECKING:
-    from gradmm.evaluation.trainable import MemoryPlan
+    from gradmm.evaluation.memory_plan import MemoryPlan
 
 
 def check_model(
     context: RunContext, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
 ) -> MemoryPlan:
-    """Check that the model can be loaded and fine-tuned, and has room and words for generation and exemplars.
+    """Check that the model can be loaded, that all stages fit in memory, and that texts and exemplars have room.
 
     Returns:
-        The memory that the model and its fine-tunings take.
+        The memory that each stage takes.
 
     Raises:
         InputError: with all settings that a later stage would refuse.
     """
     # Imported here: see tasks/runtime/stage_task.py.
-    from gradmm.evaluation.trainable import check_lora_is_installed, memory_plan
+    from gradmm.evaluation.memory_plan import memory_plan
+    from gradmm.evaluation.trainable import check_lora_is_installed
     from gradmm.filters.label_filter import exemplar_context
     from gradmm.generation.endpoint import check_endpoint
     from gradmm.generation.generation import check_generation
@@ -43,11 +44,10 @@ def check_model(
     language_model, template = read_model(context, model, prompt_template)
     tokens = recipe.generation.text_tokens
     longest = recipe.template.max_text_tokens if tokens == "auto" else tokens
-    rank, execution, endpoint = recipe.finetune_eval.lora_rank, recipe.execution, recipe.generation.endpoint
-    at_once = 1 if execution.runner == "in-process" else execution.workers or 1
+    endpoint = recipe.generation.endpoint
     plan, *_ = together(
-        partial(memory_plan, language_model, rank, at_once),
-        partial(check_lora_is_installed, rank),
+        partial(memory_plan, recipe, language_model, template),
+        partial(check_lora_is_installed, recipe.finetune_eval.lora_rank),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes

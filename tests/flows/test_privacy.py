@@ -23,7 +23,7 @@ import gradmm.tasks.runtime.inputs
 import gradmm.tasks.target_gradient
 from gradmm.config.recipe import Recipe
 from gradmm.errors import BudgetExhausted, InputError
-from gradmm.evaluation import trainable
+from gradmm.evaluation import memory_plan
 from gradmm.filters.label_filter import filter_labels
 from gradmm.filters.rows import kept_texts
 from gradmm.filters.subset_selection import set_losses
@@ -576,7 +576,7 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
         ),
         ({"execution": {"runner": "ray"}}, r"execution.runner=ray: .*is not installed"),
         ({"finetune_eval": {"lora_rank": 2}}, "finetune_eval.lora_rank: peft is not installed"),
-        ({}, r"finetune_eval: fine-tuning all parameters .* GiB of memory, and 0.0 GiB are free"),
+        ({}, r"target_\w+: takes .* GiB of memory .*, and 0.0 GiB are there"),
     ],
 )
 def test_what_can_be_known_is_refused_before_anything_is_charged(
@@ -589,7 +589,7 @@ def test_what_can_be_known_is_refused_before_anything_is_charged(
     for name in ("prefect_ray.task_runners", "peft"):
         monkeypatch.setitem(sys.modules, name, None)
     if not changes:
-        monkeypatch.setattr(trainable, "_free_bytes", lambda _: 1000)
+        monkeypatch.setattr(memory_plan, "_available_bytes", lambda _: 1000)
     recipe = private_recipe(**changes)
     monkeypatch.setattr(gradmm.tasks.runtime.inputs, "load_splits", lambda *_: pytest.fail("records were read"))
     with pytest.raises(InputError, match=message):

@@ -1,13 +1,11 @@
-"""Adapters against a plain loop with parametrised weights; a fine-tuning's memory against what it holds."""
+"""Adapters against a plain loop with parametrised weights."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from gradmm.data.examples import HeldOut
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, epoch_batches, evaluate_arm, summarise
 from gradmm.evaluation.schedule import Schedule
-from gradmm.evaluation.trainable import finetuning_bytes, memory_plan, trainable_model
+from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.language_model import LanguageModel, load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
@@ -63,18 +61,6 @@ def test_adapters_change_nothing_before_training_and_are_all_that_is_trained(
     # A and B of every linear layer of the body.
     linear = [each for each in whole.model.base_model.modules() if isinstance(each, nn.Linear | Conv1D)]
     assert sum(map(is_adapter, parameters)) == 2 * len(linear) > 8
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_bytes_are_those_of_weights_gradients_and_moments(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str
-) -> None:
-    reference, whole = saved(tokenizer, tmp_path, family, "bfloat16")
-    for rank in (None, RANK):
-        parameters = list(trainable_model(reference, tokenizer, CPU, rank, seed=0).model.parameters())
-        held = sum(each.numel() * each.element_size() for each in parameters)
-        held += 3 * sum(each.numel() * each.element_size() for each in parameters if each.requires_grad)
-        assert finetuning_bytes(whole, rank) == held
 
 
 class Low(nn.Module):
@@ -145,35 +131,6 @@ def test_adapters_learn_what_the_texts_teach_whatever_is_drawn_elsewhere(
     assert again.equals(frame)
     losses = frame.groupby("seed")["loss"].first()
     assert losses[0] != losses[1]
-
-
-def test_what_does_not_fit_is_refused_with_what_would(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, model = saved(tokenizer, tmp_path, "phi", "bfloat16")
-    monkeypatch.setattr("gradmm.evaluation.trainable.BYTES_PER_TRAINED", 16 * 2**20)
-
-    def free(gib: float) -> None:
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(gib * 2**30)))
-
-    def refusal(rank: int | None, at_once: int = 1) -> str:
-        with pytest.raises(InputError) as refused:
-            memory_plan(model, rank, at_once)
-        return str(refused.value)
-
-    everything, adapters = (finetuning_bytes(model, rank) / 2**30 for rank in (None, 16))
-    free(everything + 0.1)
-    parameters = list(model.model.parameters())
-    numbers, weights = (sum(map(size, parameters)) for size in (Tensor.numel, lambda each: each.nbytes))
-    assert memory_plan(model, None) == (numbers, weights, int(everything * 2**30), int((everything + 0.1) * 2**30))
-    assert f"takes {2 * everything:.1f} GiB of memory in 2 processes" in refusal(None, at_once=2)
-    assert "execution.workers=1" in refusal(None, at_once=2)
-    free(everything - 0.1)
-    line = refusal(None)
-    assert f"finetune_eval: fine-tuning all parameters of a model of 0 million takes {everything:.1f} GiB" in line
-    assert f"set finetune_eval.lora_rank=16 ({adapters:.1f} GiB), or use a smaller model" in line
-    free(0.0)
-    assert "lora_rank=16" not in refusal(16)
 
 
 def test_a_missing_package_is_told_in_one_line(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
-from gradmm.lm.language_model import LanguageModel, check_model, load_language_model
+from gradmm.lm import language_model
+from gradmm.lm.language_model import LanguageModel, check_model, forget_large_model, load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from tests.conftest import tiny_language_model
 
@@ -69,6 +72,20 @@ def test_loaded_model_is_frozen_and_shared(tiny_model: ModelReference) -> None:
     assert first is second
     assert not any(p.requires_grad for p in first.model.parameters())
     assert first.prefix_ids == ()
+
+
+def test_a_large_model_is_not_kept_beside_one_that_is_trained(
+    tiny_model: ModelReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_language_model(tiny_model, "cpu")
+    forget_large_model(first)
+    assert load_language_model(tiny_model, "cpu") is first  # it is small
+    monkeypatch.setattr(language_model, "LARGE_MODEL", first.weight_bytes - 1)
+    forget_large_model(first)
+    kept = weakref.ref(first)
+    del first
+    gc.collect()
+    assert kept() is None
 
 
 def test_dtype_comes_from_the_settings_not_the_checkpoint(tiny_model: ModelReference) -> None:

@@ -1,0 +1,253 @@
+"""Compute the memory that each stage of a run needs, from the model's shape and the recipe, before anything runs.
+
+What a stage holds beside the loaded model: copies of the head, logits over the whole vocabulary, keys and values
+of texts that are being written, activations, and what fine-tuning trains. `benchmarks/rehearsal.py` holds the
+figures against what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gradmm.config.recipe import Recipe
+from gradmm.errors import InputError
+from gradmm.evaluation.finetune_eval import PART_SIZE
+from gradmm.generation.search import PASS_SIZE
+from gradmm.lm.language_model import LARGE_MODEL, LanguageModel
+from gradmm.lm.sampling import BATCH_SIZE
+from gradmm.lm.template import TokenisedTemplate
+
+#: A process with Python, torch, transformers and Prefect; on a GPU, these are elsewhere.
+LIBRARIES = 720 * 2**20
+
+#: What tokenizer and lists of spellings take for each token of the vocabulary.
+BYTES_PER_SPELLING = 1000
+
+#: Bytes for each trained number: itself, its gradient and Adam's two moments, all in float32.
+BYTES_PER_TRAINED = 16
+
+#: Bytes per entry of a matrix of logits, with what is derived of it at the same time.
+WRITING, GRADIENTS, GRADIENTS_IN_FLOAT64, SCORES = 12, 12, 28, 16
+
+#: Rank that is suggested where fine-tuning all parameters does not fit.
+SUGGESTED_RANK = 16
+
+#: Stages whose work is divided among `execution.workers`.
+SHARDED = ("generation", "finetune_eval")
+
+
+class MemoryPlan(NamedTuple):
+    """Bytes: of the weights, of a run's largest moment in each stage (all processes), and what a run may have."""
+
+    parameters: int
+    weights: int
+    stages: dict[str, int]
+    available: int
+
+
+class _Shape(NamedTuple):
+    """The sizes that decide. `intermediate` is the larger side of the widest linear layer of the body.
+
+    `cached_per_token` is what keys and values of a token take in all layers, `head_copies` what stays in memory of
+    the head beside the weights: W~ and, if texts are searched for, W~ in the body's dtype.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    intermediate: int
+    cached_per_token: int
+    weights: int
+    head_copies: int
+    number_bytes: int
+
+    @classmethod
+    def of(cls, language_model: LanguageModel, searched: bool) -> _Shape:
+        config = language_model.model.config.get_text_config()
+        output = language_model.model.get_output_embeddings()
+        vocabulary, width = output.weight.shape
+        number = language_model.body_dtype.itemsize
+        heads = config.num_attention_heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        each_head = getattr(config, "head_dim", None) or config.hidden_size // heads
+        biased = getattr(output, "bias", None) is not None
+        copied = biased or language_model.head_dtype != language_model.body_dtype
+        half = number if searched and language_model.body_dtype == torch.bfloat16 else 0
+        linear = [max(layer.weight.shape) for layer in linear_layers(language_model.model)]
+        return cls(
+            vocabulary=vocabulary,
+            width=width,
+            layers=config.num_hidden_layers,
+            heads=heads,
+            intermediate=max(linear, default=4 * width),
+            cached_per_token=2 * config.num_hidden_layers * groups * each_head * number,
+            weights=language_model.weight_bytes,
+            head_copies=vocabulary * (width + biased) * (language_model.head_dtype.itemsize * copied + half),
+            number_bytes=number,
+        )
+
+    @property
+    def head_in_float32(self) -> int:
+        return 4 * self.vocabulary * self.width
+
+    def layer(self, texts: int, tokens: int) -> int:
+        """One layer while it is computed: attention, and what the widest matrix gives."""
+        attention = self.heads * tokens * tokens * (self.number_bytes + 4)
+        return texts * (attention + tokens * (2 * self.intermediate + 6 * self.width) * self.number_bytes)
+
+    def all_layers(self, texts: int, tokens: int) -> int:
+        """The hidden states of all layers, as the features need them."""
+        return self.layer(texts, tokens) + texts * tokens * (self.layers + 1) * self.width * self.number_bytes
+
+    def activations(self, texts: int, tokens: int, number_bytes: int) -> int:
+        """What a backward pass needs of all layers."""
+        states = 8 * self.width + 4 * self.intermediate
+        of_layer = texts * tokens * (states * number_bytes + self.heads * tokens * (number_bytes + 4))
+        return self.layers * of_layer
+
+    def logits(self, rows: int, bytes_per_entry: int) -> int:
+        return rows * self.vocabulary * bytes_per_entry
+
+    def writing(self, texts: int, prompt: int, tokens: int) -> int:
+        """Texts that are written together: the head's rows of their words, logits, and keys and values."""
+        return (
+            self.head_in_float32
+            + self.logits(texts, WRITING)
+            + texts * (prompt + tokens) * self.cached_per_token * (self.layers + 1) // self.layers
+        )
+
+
+def memory_plan(recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate) -> MemoryPlan:
+    """Compute what a run takes on the model's device, and check that it is there.
+
+    Raises:
+        InputError: for the first stage that does not fit, with the settings that would.
+    """
+    plan = MemoryPlan(
+        parameters=sum(each.numel() for each in language_model.model.parameters()),
+        weights=language_model.weight_bytes,
+        stages=_stages(recipe, language_model, template),
+        available=_available_bytes(language_model.device),
+    )
+    for stage, needed in plan.stages.items():
+        if needed > plan.available:
+            raise _too_large(stage, plan, recipe, language_model, template)
+    return plan
+
+
+def finetuning_bytes(language_model: LanguageModel, lora_rank: int | None) -> int:
+    """Compute the bytes of one fine-tuning's weights, gradients and moments."""
+    if lora_rank is None:
+        return BYTES_PER_TRAINED * sum(each.numel() for each in language_model.model.parameters())
+    trained = sum(lora_rank * sum(layer.weight.shape) for layer in linear_layers(language_model.model))
+    return language_model.weight_bytes + BYTES_PER_TRAINED * trained
+
+
+def linear_layers(model: nn.Module) -> list[nn.Linear | Conv1D]:
+    """Return the body's, those that get adapters; Conv1D is GPT-2's, whose weight is transposed."""
+    body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
+    return [layer for layer in body.modules() if isinstance(layer, nn.Linear | Conv1D)]
+
+
+def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate) -> dict[str, int]:
+    """Compute each stage's bytes, of all its processes."""
+    target, generation, finetuning = recipe.target_gradient, recipe.generation, recipe.finetune_eval
+    searched = generation.method != "written"
+    shape = _Shape.of(language_model, searched)
+    on_cpu = language_model.device.type == "cpu"
+    without_model = LIBRARIES + BYTES_PER_SPELLING * shape.vocabulary if on_cpu else 0
+    at_rest = without_model + shape.weights + shape.head_copies
+    beside_trained = without_model if shape.weights > LARGE_MODEL else at_rest
+    response = max(map(len, template.responses.values()))
+    around = len(template.prefix) + len(template.suffix) + response - 1
+    longest = template.max_text_tokens + around
+    prompt = max(len(language_model.encode(words)) for words in recipe.instructions.values())
+    tokens = template.max_text_tokens if generation.text_tokens == "auto" else generation.text_tokens
+
+    batch, public = target.batch_size, min(target.public_text_tokens, template.max_text_tokens)
+    space = max(
+        shape.writing(min(target.public_texts, BATCH_SIZE), prompt, public),
+        shape.logits(batch * response, GRADIENTS_IN_FLOAT64) + shape.all_layers(batch, public + around),
+    )
+    gradients = shape.logits(batch * response, GRADIENTS) + shape.all_layers(batch, longest)
+
+    texts = min(generation.batch_size, generation.per_class)
+    drawn = texts * generation.search.draws if searched else texts
+    made = shape.writing(min(drawn, BATCH_SIZE), prompt, tokens)
+    if searched:
+        made = max(made, shape.logits(min(drawn, PASS_SIZE) * tokens, SCORES))
+
+    rank = finetuning.lora_rank
+    trained = (
+        finetuning_bytes(language_model, rank)
+        + (shape.head_in_float32 if rank and shape.number_bytes < 4 else 0)
+        + shape.logits(PART_SIZE * response, GRADIENTS)
+        + shape.activations(PART_SIZE, longest, shape.number_bytes if rank else 4)
+    )
+    return {
+        **({"target_space": at_rest + space} if target.uses_public_text else {}),
+        "target_gradient": at_rest + gradients,
+        "generation": _of_workers(at_rest, at_rest + made, recipe),
+        "labelling": at_rest + shape.all_layers(recipe.labelling.batch_size, tokens + around),
+        "finetune_eval": _of_workers(at_rest, beside_trained + trained, recipe),
+        "mia_audit": beside_trained + trained,
+    }
+
+
+def _of_workers(at_rest: int, stage: int, recipe: Recipe) -> int:
+    """Add up the run's own process and its workers, each of which loads the model."""
+    if recipe.execution.runner == "in-process":
+        return stage
+    return at_rest + (recipe.execution.workers or 1) * stage
+
+
+def _too_large(
+    stage: str, plan: MemoryPlan, recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate
+) -> InputError:
+    workers = recipe.execution.workers or 1
+    problem = (
+        f"takes {plan.stages[stage] / 2**30:.1f} GiB of memory with a model of {plan.parameters / 1e6:,.0f} "
+        "million parameters"
+        + (f" and {workers} workers" if workers > 1 and stage in SHARDED else "")
+        + f", and {plan.available / 2**30:.1f} GiB are there"
+    )
+    for change, changed in _smaller(stage, recipe):
+        needed = _stages(changed, language_model, template)[stage]
+        if needed <= plan.available:
+            return InputError(problem, stage, f"set {change} ({needed / 2**30:.1f} GiB)")
+    return InputError(problem, stage, "use a smaller model, or one in bfloat16 (model.dtype)")
+
+
+def _smaller(stage: str, recipe: Recipe) -> Iterable[tuple[str, Recipe]]:
+    """Yield settings that make a stage smaller, as on the command line, and the recipe with them."""
+
+    def changed(block: str, **values: object) -> Recipe:
+        return recipe.model_copy(update={block: getattr(recipe, block).model_copy(update=values)})
+
+    fewer = changed("execution", workers=1)
+    if stage in SHARDED and (recipe.execution.workers or 1) > 1:
+        yield "execution.workers=1", fewer
+    if stage in ("finetune_eval", "mia_audit") and recipe.finetune_eval.lora_rank is None:
+        lora = {"finetune_eval": recipe.finetune_eval.model_copy(update={"lora_rank": SUGGESTED_RANK})}
+        yield f"finetune_eval.lora_rank={SUGGESTED_RANK}", recipe.model_copy(update=lora)
+        yield f"finetune_eval.lora_rank={SUGGESTED_RANK} and execution.workers=1", fewer.model_copy(update=lora)
+    block = "target_gradient" if stage == "target_space" else stage
+    if stage not in ("finetune_eval", "mia_audit"):
+        size = getattr(recipe, block).batch_size
+        while size > 1:
+            size //= 2
+            yield f"{block}.batch_size={size}", changed(block, batch_size=size)
+
+
+def _available_bytes(device: torch.device) -> int:
+    """What this process has, and what is free beside it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return psutil.virtual_memory().available + psutil.Process().memory_info().rss

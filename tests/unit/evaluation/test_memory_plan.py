@@ -1,0 +1,166 @@
+"""The memory plan against what fine-tuning holds; `benchmarks/rehearsal.py` holds it against whole processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from gradmm.config.loading import validate_recipe
+from gradmm.config.recipe import Recipe
+from gradmm.errors import InputError
+from gradmm.evaluation import memory_plan as module
+from gradmm.evaluation.memory_plan import LIBRARIES, finetuning_bytes, memory_plan
+from gradmm.evaluation.trainable import trainable_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate
+from tests.conftest import tiny_language_model
+from tests.unit.evaluation.test_trainable import CPU, FAMILIES, RANK, saved
+
+STAGES = ["target_space", "target_gradient", "generation", "labelling", "finetune_eval", "mia_audit"]
+
+
+def recipe(**blocks: Any) -> Recipe:
+    classes = [
+        {"label": 0, "name": "bad", "verbaliser": " bad", "instruction": "a bad day :\n"},
+        {"label": 1, "name": "good", "verbaliser": " good", "instruction": "a good day :\n"},
+    ]
+    values = {"name": "plan", "data": {"path": "data"}, "classes": classes, "model": {"name": "model"}}
+    return validate_recipe(values | blocks, where="test")
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_available_bytes", lambda _: 2**50)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fine_tuning_takes_weights_gradients_and_moments(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str
+) -> None:
+    reference, whole = saved(tokenizer, tmp_path, family, "bfloat16")
+    for rank in (None, RANK):
+        parameters = list(trainable_model(reference, tokenizer, CPU, rank, seed=0).model.parameters())
+        held = sum(each.nbytes for each in parameters)
+        held += 3 * sum(each.nbytes for each in parameters if each.requires_grad)
+        assert finetuning_bytes(whole, rank) == held
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_neox", "mixtral"])
+def test_every_stage_holds_the_model_and_fine_tunings_what_they_train(
+    tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate, family: str, dtype: torch.dtype
+) -> None:
+    model = tiny_language_model(tokenizer, family, dtype=dtype)
+    plan = memory_plan(recipe(), model, template)
+    assert list(plan.stages) == STAGES
+    assert plan.weights == model.weight_bytes
+    head = model.head.nbytes if model.head.data_ptr() != model.model.lm_head.weight.data_ptr() else 0
+    assert min(plan.stages.values()) > LIBRARIES + plan.weights + head
+    trained = finetuning_bytes(model, None)
+    assert min(plan.stages["finetune_eval"], plan.stages["mia_audit"]) > LIBRARIES + plan.weights + head + trained
+
+
+@pytest.mark.usefixtures("roomy")
+@given(batch=st.integers(1, 200), texts=st.integers(1, 400), tokens=st.integers(2, 30), workers=st.integers(1, 4))
+def test_a_stage_grows_with_the_settings_that_it_is_told_to_reduce(
+    phi: LanguageModel, template: TokenisedTemplate, batch: int, texts: int, tokens: int, workers: int
+) -> None:
+    def stages(times: int, many: int = 1, **generation: object) -> dict[str, int]:
+        made = {"batch_size": times * texts, "per_class": 1000, "text_tokens": tokens, **generation}
+        blocks = {
+            "target_gradient": {"batch_size": times * batch},
+            "labelling": {"batch_size": times * batch},
+            "generation": made,
+            "execution": {"runner": "processes", "workers": many * workers},
+        }
+        return memory_plan(recipe(**blocks), phi, template).stages
+
+    one, twice, spread = stages(1), stages(2), stages(1, many=2)
+    assert one["target_gradient"] < twice["target_gradient"]
+    assert one["labelling"] < twice["labelling"]
+    assert one["generation"] < twice["generation"] or texts >= 256  # more are not written together
+    # The run's own process, and each worker with a model of its own.
+    at_rest = 2 * one["generation"] - spread["generation"]
+    assert at_rest == 2 * one["finetune_eval"] - spread["finetune_eval"] > LIBRARIES
+    assert one["finetune_eval"] == at_rest + workers * one["mia_audit"]
+    assert spread["mia_audit"] == one["mia_audit"]
+    assert stages(1, method="search", loss="cosine")["generation"] >= one["generation"]
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_large_model_does_not_stay_beside_the_one_that_is_trained(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = memory_plan(recipe(), phi, template).stages
+    monkeypatch.setattr(module, "LARGE_MODEL", phi.weight_bytes - 1)
+    large = memory_plan(recipe(), phi, template).stages
+    frozen = phi.weight_bytes + phi.head.nbytes
+    assert {stage: small[stage] - large[stage] for stage in STAGES} == {
+        stage: frozen if stage in ("finetune_eval", "mia_audit") else 0 for stage in STAGES
+    }
+
+
+@pytest.mark.parametrize(
+    ("blocks", "short_of", "fix"),
+    [
+        ({}, "finetune_eval", r"set finetune_eval.lora_rank=16 \(\d+\.\d GiB\)$"),
+        (
+            {"execution": {"runner": "processes", "workers": 3}, "finetune_eval": {"lora_rank": 2}},
+            "finetune_eval",
+            r"set execution.workers=1 \(",
+        ),
+        ({"labelling": {"batch_size": 2**20}}, "labelling", r"set labelling.batch_size=\d+ \("),
+        ({"target_gradient": {"batch_size": 2**20}}, "target_space", r"set target_gradient.batch_size=\d+ \("),
+        (
+            {"generation": {"method": "search", "loss": "cosine", "batch_size": 1}},
+            "generation",
+            r"use a smaller model, or one in bfloat16 \(model.dtype\)$",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    phi: LanguageModel,
+    template: TokenisedTemplate,
+    monkeypatch: pytest.MonkeyPatch,
+    blocks: dict[str, Any],
+    short_of: str,
+    fix: str,
+) -> None:
+    # Sizes of this model tell nothing in GiB: its trained numbers and its logits count a thousandfold.
+    monkeypatch.setattr(module, "LIBRARIES", 0)
+    monkeypatch.setattr(module, "BYTES_PER_TRAINED", 16 * 2**16)
+    monkeypatch.setattr(module, "SCORES", 16 * 2**20)
+    monkeypatch.setattr(module, "_available_bytes", lambda _: 2**60)
+    needed = memory_plan(recipe(**blocks), phi, template).stages[short_of]
+    monkeypatch.setattr(module, "_available_bytes", lambda _: needed - 1)
+    plan = memory_plan if short_of == "target_space" else _from(short_of)
+    with pytest.raises(InputError, match=fix) as refused:
+        plan(recipe(**blocks), phi, template)
+    assert refused.value.where == short_of
+    problem = re.match(r"takes (\d+\.\d) GiB of memory with a model of 0 million parameters", refused.value.what)
+    assert problem is not None
+    assert float(problem[1]) == round(needed / 2**30, 1)
+
+
+def _from(stage: str) -> Any:
+    """The plan of a recipe whose other stages fit."""
+
+    def plan(*arguments: Any) -> Any:
+        whole = module._stages
+
+        def only(*inputs: Any) -> dict[str, int]:
+            return {stage: whole(*inputs)[stage]}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_stages", only)
+            return memory_plan(*arguments)
+
+    return plan
