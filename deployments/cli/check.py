@@ -51,7 +51,7 @@ def check(requested: Recipe, root_path: Location) -> None:
     million = memory.parameters / 1e6
     print(f"{'model':12} {printable(reference.name)}, {million:,.1f} million parameters, {reference.dtype}")
     of_stages = ", ".join(f"{stage} {needed / 2**30:.1f}" for stage, needed in memory.stages.items())
-    print(f"{'memory':12} {of_stages} GiB of {memory.available / 2**30:.1f} that are there")
+    print(f"{'memory':12} {of_stages} GiB, of {memory.available / 2**30:.1f} available")
     print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
 
 

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import PART_SIZE
-from gradmm.generation.search import PASS_SIZE
+from gradmm.generation.search import texts_per_pass
 from gradmm.lm.language_model import LARGE_MODEL, LanguageModel
 from gradmm.lm.sampling import BATCH_SIZE
 from gradmm.lm.template import TokenisedTemplate
@@ -182,7 +182,7 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
     drawn = texts * generation.search.draws if searched else texts
     made = shape.writing(min(drawn, BATCH_SIZE), prompt, tokens)
     if searched:
-        made = max(made, shape.logits(min(drawn, PASS_SIZE) * tokens, SCORES))
+        made = max(made, shape.logits(min(drawn, texts_per_pass(tokens, shape.vocabulary)) * tokens, SCORES))
 
     rank = finetuning.lora_rank
     trained = (

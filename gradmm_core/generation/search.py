@@ -36,8 +36,9 @@ from gradmm.lm.vocabulary import AllowedTokens
 #: Candidate words at each position. One position may have 1 / POSITION_SHARE of a round's edits.
 LIKELY_WORDS, POSITION_SHARE = 50, 4
 
-#: Texts per forward pass. Their logits, one row per token, dominate the memory.
-PASS_SIZE = 128
+#: Most texts per forward pass, and most logits, one for each token and word of the vocabulary: they dominate the
+#: memory, and take 2 GiB with what is derived of them.
+PASS_SIZE, PASS_LOGITS = 128, 2**27
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Search:
     def _score(self, ids: Int[Tensor, "rows tokens"]) -> Texts:
         dtype = self._lm.head_dtype
         losses, log_perplexities = (torch.empty(len(ids), dtype=dtype, device=ids.device) for _ in range(2))
-        for rows, length in _batches(ids):
+        for rows, length in self._batches(ids):
             part = ids[rows, :length]
             losses[rows], logits = self._objective.with_logits(self._lm.embed_freely(part))
             # The first token is not scored; a text of one token has a log-perplexity of 0.
@@ -172,13 +173,21 @@ class Search:
             valid = valid & self.ends.complete(ids)
         return Texts(ids, losses, log_perplexities, valid)
 
+    def _batches(self, ids: Int[Tensor, "rows tokens"]) -> Iterator[tuple[Int[Tensor, " part"], int]]:
+        """Yield rows of texts of equal length, `texts_per_pass` at a time, and the length."""
+        lengths = (ids != PAD).sum(dim=1)
+        for length in lengths.unique().tolist():
+            at_once = texts_per_pass(length, self._lm.embeddings.shape[0])
+            for rows in (lengths == length).nonzero()[:, 0].split(at_once):
+                yield rows, length
+
     def _edits(self, texts: Texts, cost: Cost) -> Int[Tensor, "examples edits tokens"]:
         """Return the edits, each of one word, with the lowest first-order estimates of the cost.
 
         A short text has fewer edits than a long one; the unedited text fills the rest.
         """
         edits = []
-        for rows, length in _batches(texts.ids):
+        for rows, length in self._batches(texts.ids):
             batch = texts.take(rows)
             edited = self._edits_of_length(batch.ids[:, :length], batch.log_perplexities, cost.take(rows))
             edits.append((rows, edited))
@@ -239,12 +248,9 @@ class Search:
         return torch.stack(changes, dim=1)[..., 0]
 
 
-def _batches(ids: Int[Tensor, "rows tokens"]) -> Iterator[tuple[Int[Tensor, " part"], int]]:
-    """Yield rows of texts of equal length, at most `PASS_SIZE` at a time, and the length."""
-    lengths = (ids != PAD).sum(dim=1)
-    for length in lengths.unique().tolist():
-        for rows in (lengths == length).nonzero()[:, 0].split(PASS_SIZE):
-            yield rows, length
+def texts_per_pass(tokens: int, vocabulary: int) -> int:
+    """Return how many texts of `tokens` tokens are read in one pass."""
+    return max(1, min(PASS_SIZE, PASS_LOGITS // (tokens * vocabulary)))
 
 
 def _token_nll(

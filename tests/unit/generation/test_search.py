@@ -234,8 +234,14 @@ def test_without_rounds_and_price_the_result_is_the_best_draw(shop: Workshop) ->
 def test_scores_equal_plain_passes_in_batches_of_any_size(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(1)
     ids = shop.allowed.ids[torch.randint(len(shop.allowed.ids), (7, TOKENS), generator=random)]
-    for size in (128, 3):
-        monkeypatch.setattr(search_module, "PASS_SIZE", size)
+    vocabulary = len(shop.phi.embeddings)
+    for name, most in (
+        ("PASS_SIZE", 128),
+        ("PASS_SIZE", 3),
+        ("PASS_LOGITS", 2 * TOKENS * vocabulary),
+        ("PASS_LOGITS", 1),
+    ):
+        monkeypatch.setattr(search_module, name, most)
         texts = shop.search(Recorded(shop.phi, shop.template, few_texts), SearchSettings())._score(ids)
         assert torch.equal(texts.ids, ids)
         assert torch.allclose(texts.losses, shop.losses(ids), atol=1e-9)
@@ -477,8 +483,14 @@ def alone(text: Tensor) -> Tensor:
 def test_texts_of_several_lengths_are_scored_as_if_alone(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = cut_texts(shop, 20)
     assert len((ids != PAD).sum(dim=1).unique()) > 2
-    for size in (128, 3):
-        monkeypatch.setattr(search_module, "PASS_SIZE", size)
+    vocabulary = len(shop.phi.embeddings)
+    for name, most in (
+        ("PASS_SIZE", 128),
+        ("PASS_SIZE", 3),
+        ("PASS_LOGITS", 2 * TOKENS * vocabulary),
+        ("PASS_LOGITS", 1),
+    ):
+        monkeypatch.setattr(search_module, name, most)
         texts = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings(), ends=True)._score(ids)
         assert torch.allclose(texts.losses, torch.cat([shop.losses(alone(text)) for text in ids]), atol=1e-9)
         slow = torch.cat([shop.log_perplexities(alone(text)) for text in ids])
