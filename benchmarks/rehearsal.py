@@ -30,7 +30,7 @@ from benchmarks.load import MIB, SENTENCES, recipe_values, run_here, write_data
 from gradmm import load_recipe
 from gradmm.demo.grammar import private_rows
 from gradmm.evaluation.memory_plan import linear_layers, memory_plan
-from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.language_model import LanguageModel, forget_large_model, load_language_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template
 
@@ -119,6 +119,7 @@ def rehearse(shape: str, options: argparse.Namespace, folder: Path) -> None:
     loaded = load_recipe(str(recipe))
     model = load_language_model(loaded.model)
     plan = memory_plan(loaded, model, tokenise_template(model, PromptTemplate.of(loaded)))
+    forget_large_model(model)
     del model
     began = time.perf_counter()
     run_here(recipe, root)
