@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -258,7 +259,8 @@ def setting_exists(name: str) -> bool:
         if model is None or part not in model.model_fields:
             return False
         annotation = model.model_fields[part].annotation
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+        types = (annotation, *get_args(annotation))  # a block, or one that may be left out
+        model = next((each for each in types if isinstance(each, type) and issubclass(each, BaseModel)), None)
     return True
 
 
