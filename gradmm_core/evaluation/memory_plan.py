@@ -8,6 +8,7 @@ figures against what is measured.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -34,6 +35,9 @@ BYTES_PER_TRAINED = 16
 
 #: Bytes per entry of a matrix of logits, with what is derived of it at the same time.
 WRITING, GRADIENTS, GRADIENTS_IN_FLOAT64, SCORES = 12, 12, 28, 16
+
+#: A container's memory limit, in bytes, or "max" (cgroup v2).
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 #: Rank that is suggested where fine-tuning all parameters does not fit.
 SUGGESTED_RANK = 16
@@ -74,9 +78,9 @@ class _Shape(NamedTuple):
         output = language_model.model.get_output_embeddings()
         vocabulary, width = output.weight.shape
         number = language_model.body_dtype.itemsize
-        heads = config.num_attention_heads
+        layers, heads = getattr(config, "num_hidden_layers", 1), getattr(config, "num_attention_heads", 1)
         groups = getattr(config, "num_key_value_heads", None) or heads
-        each_head = getattr(config, "head_dim", None) or config.hidden_size // heads
+        each_head = getattr(config, "head_dim", None) or width // heads
         biased = getattr(output, "bias", None) is not None
         copied = biased or language_model.head_dtype != language_model.body_dtype
         half = number if searched and language_model.body_dtype == torch.bfloat16 else 0
@@ -84,10 +88,10 @@ class _Shape(NamedTuple):
         return cls(
             vocabulary=vocabulary,
             width=width,
-            layers=config.num_hidden_layers,
+            layers=layers,
             heads=heads,
             intermediate=max(linear, default=4 * width),
-            cached_per_token=2 * config.num_hidden_layers * groups * each_head * number,
+            cached_per_token=2 * layers * groups * each_head * number,
             weights=language_model.weight_bytes,
             head_copies=vocabulary * (width + biased) * (language_model.head_dtype.itemsize * copied + half),
             number_bytes=number,
@@ -247,7 +251,11 @@ def _smaller(stage: str, recipe: Recipe) -> Iterable[tuple[str, Recipe]]:
 
 
 def _available_bytes(device: torch.device) -> int:
-    """What this process has, and what is free beside it."""
+    """Return what this process has and what is free beside it, within the limit of a container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    return psutil.virtual_memory().available + psutil.Process().memory_info().rss
+    available = psutil.virtual_memory().available + psutil.Process().memory_info().rss
+    try:
+        return min(available, int(CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):  # no container, or "max"
+        return available

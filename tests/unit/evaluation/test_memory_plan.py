@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -164,3 +166,16 @@ def _from(stage: str) -> Any:
             return memory_plan(*arguments)
 
     return plan
+
+
+def test_what_is_available_is_what_the_process_has_and_what_is_free_within_a_containers_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(module, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    own = psutil.Process().memory_info().rss
+    assert module._available_bytes(CPU) == pytest.approx(own + 1000, rel=0.1)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert module._available_bytes(CPU) == pytest.approx(own + 1000, rel=0.1)
+    (tmp_path / "memory.max").write_text("4096\n")
+    assert module._available_bytes(CPU) == 4096
