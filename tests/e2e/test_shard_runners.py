@@ -33,11 +33,8 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runner", "workers"),
-    # Each worker takes seconds to start.
-    [("processes", 1), *(pytest.param(each, 2, marks=pytest.mark.nightly) for each in ("processes", "dask"))],
-)
+@pytest.mark.nightly  # each worker takes seconds to start; `faults/test_workers.py` starts some every time
+@pytest.mark.parametrize(("runner", "workers"), [("processes", 1), ("processes", 2), ("dask", 2)])
 def test_every_runner_makes_the_same_bytes(
     runner: str, workers: int, tiny_recipe: Callable[..., Recipe], in_process: Path, tmp_path: Path
 ) -> None:

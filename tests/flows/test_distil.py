@@ -382,8 +382,6 @@ def test_a_served_model_writes_the_texts_and_a_run_without_it_is_refused_before_
         assert all(text.split()[0] in WORDS for text in written)
         instructions = {each.instruction for each in recipe.classes}
         assert {body["prompt"] for _, body in served.requests} == instructions
-        assert run(recipe, tmp_path).unchanged
-        assert len(served.requests) == 8
     assert run(recipe, tmp_path).unchanged  # the server is gone
     with pytest.raises(InputError, match=r"generation.endpoint.url: http://127.* cannot be reached"):
         run(recipe, tmp_path / "new")

@@ -10,8 +10,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.loading import validate_recipe
@@ -71,7 +69,9 @@ def test_every_stage_holds_the_model_and_fine_tunings_what_they_train(
 
 
 @pytest.mark.usefixtures("roomy")
-@given(batch=st.integers(1, 200), texts=st.integers(1, 400), tokens=st.integers(2, 30), workers=st.integers(1, 4))
+@pytest.mark.parametrize(
+    ("batch", "texts", "tokens", "workers"), [(1, 1, 2, 1), (64, 100, 20, 3), (200, 400, 30, 2)]
+)
 def test_a_stage_grows_with_the_settings_that_it_is_told_to_reduce(
     phi: LanguageModel, template: TokenisedTemplate, batch: int, texts: int, tokens: int, workers: int
 ) -> None:
