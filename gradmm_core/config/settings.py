@@ -324,7 +324,7 @@ class EndpointSettings(Settings):
     runtime_fields = frozenset({"requests_at_once"})
 
     url: Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")] = Field(
-        description="Address as far as the version, such as http://127.0.0.1:8000/v1. It holds no password."
+        description="Base URL with the version, such as http://127.0.0.1:8000/v1, without a password."
     )
     model: Annotated[str, Field(min_length=1)] = Field(description="Name that the server has for it.")
     temperature: Positive = 1.0

@@ -1,8 +1,8 @@
 """Compute the memory that each stage of a run needs, from the model's shape and the recipe, before anything runs.
 
-What a stage holds beside the loaded model: copies of the head, logits over the whole vocabulary, keys and values
-of texts that are being written, activations, and what fine-tuning trains. `benchmarks/rehearsal.py` holds the
-figures against what is measured.
+Besides the loaded model, a stage needs memory for copies of the head, logits over the whole vocabulary, the
+key-value cache of texts being written, activations, and the weights that fine-tuning trains.
+`benchmarks/rehearsal.py` compares these figures with measured peaks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradmm.lm.template import TokenisedTemplate
 #: A process with Python, torch, transformers and Prefect; on a GPU, these are elsewhere.
 LIBRARIES = 720 * 2**20
 
-#: What tokenizer and lists of spellings take for each token of the vocabulary.
+#: Memory of the tokenizer and of lists of spellings, per token of the vocabulary.
 BYTES_PER_SPELLING = 1000
 
 #: Bytes for each trained number: itself, its gradient and Adam's two moments, all in float32.
@@ -45,9 +45,15 @@ SUGGESTED_RANK = 16
 #: Stages whose work is divided among `execution.workers`.
 SHARDED = ("generation", "finetune_eval")
 
+#: Stages that fine-tune.
+TRAINING = ("finetune_eval", "mia_audit")
+
 
 class MemoryPlan(NamedTuple):
-    """Bytes: of the weights, of a run's largest moment in each stage (all processes), and what a run may have."""
+    """The number of parameters; and in bytes the weights, the peak of each stage, and the memory available.
+
+    A stage's peak is that of all its processes together.
+    """
 
     parameters: int
     weights: int
@@ -111,7 +117,7 @@ class _Shape(NamedTuple):
         return self.layer(texts, tokens) + texts * tokens * (self.layers + 1) * self.width * self.number_bytes
 
     def activations(self, texts: int, tokens: int, number_bytes: int) -> int:
-        """What a backward pass needs of all layers."""
+        """Activations of all layers that are kept for the backward pass."""
         states = 8 * self.width + 4 * self.intermediate
         of_layer = texts * tokens * (states * number_bytes + self.heads * tokens * (number_bytes + 4))
         return self.layers * of_layer
@@ -238,16 +244,16 @@ def _smaller(stage: str, recipe: Recipe) -> Iterable[tuple[str, Recipe]]:
     fewer = changed("execution", workers=1)
     if stage in SHARDED and (recipe.execution.workers or 1) > 1:
         yield "execution.workers=1", fewer
-    if stage in ("finetune_eval", "mia_audit") and recipe.finetune_eval.lora_rank is None:
-        lora = {"finetune_eval": recipe.finetune_eval.model_copy(update={"lora_rank": SUGGESTED_RANK})}
-        yield f"finetune_eval.lora_rank={SUGGESTED_RANK}", recipe.model_copy(update=lora)
-        yield f"finetune_eval.lora_rank={SUGGESTED_RANK} and execution.workers=1", fewer.model_copy(update=lora)
-    block = "target_gradient" if stage == "target_space" else stage
-    if stage not in ("finetune_eval", "mia_audit"):
+    if stage not in TRAINING:
+        block = "target_gradient" if stage == "target_space" else stage
         size = getattr(recipe, block).batch_size
         while size > 1:
             size //= 2
             yield f"{block}.batch_size={size}", changed(block, batch_size=size)
+    elif recipe.finetune_eval.lora_rank is None:
+        lora = {"finetune_eval": recipe.finetune_eval.model_copy(update={"lora_rank": SUGGESTED_RANK})}
+        yield f"finetune_eval.lora_rank={SUGGESTED_RANK}", recipe.model_copy(update=lora)
+        yield f"finetune_eval.lora_rank={SUGGESTED_RANK} and execution.workers=1", fewer.model_copy(update=lora)
 
 
 def _available_bytes(device: torch.device) -> int:

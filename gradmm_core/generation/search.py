@@ -126,7 +126,7 @@ class Search:
         self._objective = objective
         self._constraints = constraints
         self._settings = settings
-        self.ends = ends
+        self._ends = ends
         vocabulary, device = language_model.embeddings.shape[0], language_model.device
         # Edits insert neither disallowed words nor continuations of a word.
         self._is_word = allowed.beginnings(vocabulary)
@@ -169,8 +169,8 @@ class Search:
             # The first token is not scored; a text of one token has a log-perplexity of 0.
             log_perplexities[rows] = _token_nll(logits, part).sum(dim=1) / max(1, length - 1)
         valid = self._constraints(ids)
-        if self.ends:
-            valid = valid & self.ends.complete(ids)
+        if self._ends:
+            valid = valid & self._ends.complete(ids)
         return Texts(ids, losses, log_perplexities, valid)
 
     def _batches(self, ids: Int[Tensor, "rows tokens"]) -> Iterator[tuple[Int[Tensor, " part"], int]]:
@@ -207,8 +207,8 @@ class Search:
             # Positions 1, 2, ... only: the logits do not cover the first token.
             current, slope = ids[:, 1:], slope[:, 1:]
             choices = logits.masked_fill(~self._is_word, -math.inf)
-            if self.ends:  # a sentence end may only be replaced by a sentence end
-                kept = ~self.ends.complete(ids)[:, None] | self.ends.tokens
+            if self._ends:  # a sentence end may only be replaced by a sentence end
+                kept = ~self._ends.complete(ids)[:, None] | self._ends.tokens
                 choices[:, -1] = choices[:, -1].masked_fill(~kept, -math.inf)
             likely = choices.topk(min(LIKELY_WORDS, choices.shape[-1]), dim=2)
             words = likely.indices

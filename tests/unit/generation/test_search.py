@@ -88,16 +88,11 @@ class Workshop:
         settings = SearchSettings.model_validate(
             {"draws": 8, "rounds": 3, "edits": 12, "top_k": 50, "fluency": 0.2} | chosen
         )
-        search = self.search(recorded, settings, ends)
-        return search(self.draws(numbers, settings, tokens, search.ends), range(settings.rounds)), recorded
-
-    def draws(
-        self, numbers: range, settings: SearchSettings, tokens: int, ends: SentenceEnds | None = None
-    ) -> Tensor:
-        """The texts that each example begins with."""
-        sampler = ModelSampler(self.phi, self.allowed, INSTRUCTION, settings.top_k, ends=ends)
+        sentences = SentenceEnds(self.phi) if ends else None
+        sampler = ModelSampler(self.phi, self.allowed, INSTRUCTION, settings.top_k, ends=sentences)
         drawn = sampler([generator(number) for number in numbers], tokens, settings.draws)
-        return drawn.unflatten(0, (len(numbers), settings.draws))
+        written = drawn.unflatten(0, (len(numbers), settings.draws))
+        return self.search(recorded, settings, ends)(written, range(settings.rounds)), recorded
 
     def losses(self, ids: Tensor) -> Tensor:
         """Compute losses from the gradients of a batch of examples, without free embeddings."""
@@ -117,6 +112,12 @@ class Workshop:
 @pytest.fixture(scope="module", params=[(), (3, 4)], ids=["no prefix", "prefix"])
 def shop(request: pytest.FixtureRequest, phi: LanguageModel, template: TokenisedTemplate) -> Workshop:
     return Workshop(phi, replace(template, prefix=request.param), allowed_tokens(phi, "english"))
+
+
+def limits_of_a_pass(shop: Workshop) -> list[tuple[str, int]]:
+    """Limits, each set beside those before it, that divide texts among fewer and more passes."""
+    logits = 2 * TOKENS * len(shop.phi.embeddings)
+    return [("PASS_SIZE", 128), ("PASS_SIZE", 3), ("PASS_LOGITS", logits), ("PASS_LOGITS", 1)]
 
 
 def generator(example: int) -> np.random.Generator:
@@ -234,13 +235,7 @@ def test_without_rounds_and_price_the_result_is_the_best_draw(shop: Workshop) ->
 def test_scores_equal_plain_passes_in_batches_of_any_size(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(1)
     ids = shop.allowed.ids[torch.randint(len(shop.allowed.ids), (7, TOKENS), generator=random)]
-    vocabulary = len(shop.phi.embeddings)
-    for name, most in (
-        ("PASS_SIZE", 128),
-        ("PASS_SIZE", 3),
-        ("PASS_LOGITS", 2 * TOKENS * vocabulary),
-        ("PASS_LOGITS", 1),
-    ):
+    for name, most in limits_of_a_pass(shop):
         monkeypatch.setattr(search_module, name, most)
         texts = shop.search(Recorded(shop.phi, shop.template, few_texts), SearchSettings())._score(ids)
         assert torch.equal(texts.ids, ids)
@@ -483,13 +478,7 @@ def alone(text: Tensor) -> Tensor:
 def test_texts_of_several_lengths_are_scored_as_if_alone(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = cut_texts(shop, 20)
     assert len((ids != PAD).sum(dim=1).unique()) > 2
-    vocabulary = len(shop.phi.embeddings)
-    for name, most in (
-        ("PASS_SIZE", 128),
-        ("PASS_SIZE", 3),
-        ("PASS_LOGITS", 2 * TOKENS * vocabulary),
-        ("PASS_LOGITS", 1),
-    ):
+    for name, most in limits_of_a_pass(shop):
         monkeypatch.setattr(search_module, name, most)
         texts = shop.search(Recorded(shop.phi, shop.template, any_text), SearchSettings(), ends=True)._score(ids)
         assert torch.allclose(texts.losses, torch.cat([shop.losses(alone(text)) for text in ids]), atol=1e-9)
