@@ -102,7 +102,11 @@ def check_endpoint(settings: EndpointSettings) -> None:
     """Raise an InputError if the server cannot be reached, or does not serve the model."""
     with _session(settings) as session:
         answer = _answer(session, "GET", "models", settings)
-    served = [each.get("id") for each in answer.get("data", []) if isinstance(each, dict)]
+    match answer:
+        case {"data": [*models]}:
+            served = [each.get("id") for each in models if isinstance(each, dict)]
+        case _:
+            raise _other_protocol(settings, "models")
     if settings.model not in served:
         raise InputError(
             f"{settings.url} serves no {settings.model!r}",

@@ -126,6 +126,7 @@ def test_texts_are_cut_at_their_number_of_tokens_and_at_sentence_ends(
         ((500, b"{}"), "answers 500 Internal Server Error to models", "see the server's log"),
         ((200, b"<html>"), "does not answer models as the OpenAI protocol says", "ends with /v1"),
         ((200, b"[]"), "does not answer models as the OpenAI protocol says", "ends with /v1"),
+        ((200, b'{"data": null}'), "does not answer models as the OpenAI protocol says", "ends with /v1"),
         ((200, b'{"data": [{"id": "a"}, {"id": "b"}]}'), "serves no 'served'", "choose from a, b"),
         ((200, b'{"data": []}'), "serves no 'served'", "start the server with a model"),
     ],
