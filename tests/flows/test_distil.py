@@ -25,6 +25,7 @@ from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluat
 from gradmm.flows.distil import distil
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.labelling.labelling import probability_matrix
+from gradmm.lm import language_model
 from gradmm.lm.language_model import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
@@ -386,3 +387,14 @@ def test_a_served_model_writes_the_texts_and_a_run_without_it_is_refused_before_
     with pytest.raises(InputError, match=r"generation.endpoint.url: http://127.* cannot be reached"):
         run(recipe, tmp_path / "new")
     assert not list((tmp_path / "new").glob("stages/*"))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_only_a_small_frozen_model_is_kept_while_another_is_trained(
+    root: Path, tiny_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr(language_model, "LARGE_MODEL", 0)
+    record = run(tiny_recipe(finetune_eval={"steps": 5}), root)
+    assert "finetune_eval" in ran(record)
+    assert language_model._load.cache_info().currsize == (0 if large else 1)

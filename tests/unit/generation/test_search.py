@@ -244,6 +244,17 @@ def test_scores_equal_plain_passes_in_batches_of_any_size(shop: Workshop, monkey
         assert torch.equal(texts.valid, few_texts(ids))
 
 
+@given(tokens=st.integers(1, 400), vocabulary=st.integers(1, 300_000))
+def test_as_many_texts_as_allowed_are_read_at_once_within_the_limit_of_logits(
+    tokens: int, vocabulary: int
+) -> None:
+    texts = search_module.texts_per_pass(tokens, vocabulary)
+    assert 1 <= texts <= search_module.PASS_SIZE
+    each = tokens * vocabulary
+    assert texts * each <= search_module.PASS_LOGITS or texts == 1
+    assert (texts + 1) * each > search_module.PASS_LOGITS or texts == search_module.PASS_SIZE
+
+
 def is_word(shop: Workshop, ids: Tensor) -> Tensor:
     """Flag tokens that do not continue a word."""
     return torch.tensor([not shop.phi.decode([i])[0].isalnum() for i in ids.tolist()])
