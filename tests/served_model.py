@@ -67,7 +67,7 @@ class ServedModel:
 @contextmanager
 def served_model() -> Iterator[ServedModel]:
     model = ServedModel()
-    thread = threading.Thread(target=model.server.serve_forever, daemon=True)
+    thread = threading.Thread(target=model.server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield model

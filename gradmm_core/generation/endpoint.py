@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,9 @@ class EndpointSampler:
         seeds = [
             seeds for random in generators for seeds in random.integers(2**31, size=(draws, ATTEMPTS)).tolist()
         ]
-        with _session(self._settings) as session, ThreadPoolExecutor(self._settings.requests_at_once) as pool:
-            texts = list(pool.map(lambda each: self._text(session, each, tokens), seeds))
+        # Unlike those of concurrent.futures, its threads are daemons: Ctrl-C does not wait for texts on their way.
+        with _session(self._settings) as session, ThreadPool(self._settings.requests_at_once) as pool:
+            texts = list(pool.imap(lambda each: self._text(session, each, tokens), seeds))
         ids = torch.full((len(texts), tokens), PAD)
         for row, text in zip(ids, texts, strict=True):
             row[: len(text)] = torch.tensor(text)

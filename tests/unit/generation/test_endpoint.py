@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +108,37 @@ def test_a_text_that_is_empty_or_has_control_characters_is_asked_for_again(
     with pytest.raises(InputError, match=r"'served' at http://127.* writes no text after 'they said"):
         EndpointSampler(phi, INSTRUCTION, endpoint_of(served, requests_at_once=1))(generators(3), TOKENS)
     assert len(served.requests) <= 3 + 3 * ATTEMPTS
+
+
+def test_an_interrupt_does_not_wait_for_texts_on_their_way(
+    served: ServedModel, phi: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer, asked = threading.Event(), threading.Event()
+
+    def reply(body: dict[str, Any]) -> str:
+        asked.set()
+        may_answer.wait(60)
+        return words_of(body)
+
+    class Interrupted(ThreadPool):
+        def imap(self, *arguments: Any) -> Any:
+            super().imap(*arguments)
+            asked.wait(60)
+            raise KeyboardInterrupt
+
+    served.reply = reply
+    monkeypatch.setattr(endpoint, "ThreadPool", Interrupted)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        EndpointSampler(phi, INSTRUCTION, endpoint_of(served, requests_at_once=2))(generators(4), TOKENS)
+    assert not may_answer.is_set()
+    waiting = [thread for thread in set(threading.enumerate()) - before if "worker" in thread.name]
+    assert waiting  # the requests are still on their way
+    assert all(thread.daemon for thread in waiting)  # and the end of Python does not wait for them
+    may_answer.set()
+    for thread in waiting:
+        thread.join(60)
+    assert len(served.requests) == 2  # the other two were not sent
 
 
 def test_texts_are_cut_at_their_number_of_tokens_and_at_sentence_ends(
