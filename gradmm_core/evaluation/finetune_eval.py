@@ -43,8 +43,12 @@ logger = logging.getLogger(__name__)
 #: is padded to its longest text, by a quarter for sst2 on a CPU. The gradient is the same.
 PART_SIZE = 8
 
+#: Whether each row of the test split is answered correctly, in their order, which is the same for all arms.
+#: Missing for validation.
+CORRECT = "correct"
+
 #: The columns of every evaluation of an arm; those by fine-tuning have `CONFUSION` too.
-COLUMNS = ["arm", "seed", "learning_rate", "steps", "step", "split", "accuracy", "loss"]
+COLUMNS = ["arm", "seed", "learning_rate", "steps", "step", "split", "accuracy", "loss", CORRECT]
 
 #: Rows of the test split by true and by answered class: a matrix, row by row, in ascending order of the labels.
 #: Missing for validation, and for a model that has diverged, which answers nothing.
@@ -209,6 +213,15 @@ def chosen_rows(arm_rows: pd.DataFrame) -> pd.DataFrame:
     return rows.loc[rows["split"] == "test"].merge(picked)
 
 
+def correct_by_seed(arm_rows: pd.DataFrame) -> pd.DataFrame:
+    """Return whether each test row (a column) is answered correctly by each seed (the index).
+
+    Each seed's answers are those of its row in `chosen_rows`.
+    """
+    correct = chosen_rows(arm_rows).set_index("seed")[CORRECT]
+    return pd.DataFrame(np.stack(correct.tolist()), index=correct.index)
+
+
 def confusions_by_seed(arm_rows: pd.DataFrame) -> Int[np.ndarray, "seeds classes answers"]:
     """Return each seed's numbers of test rows by true and by answered class, of its row in `chosen_rows`.
 
@@ -268,7 +281,7 @@ def _evaluate(
     held_out: HeldOut,
     offset: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Compute accuracy and loss on both splits, and the confusion on test.
+    """Compute accuracy and loss on both splits, and on test the rows that are correct and the confusion.
 
     An offset changes the classes only, not the loss.
     """
@@ -288,7 +301,9 @@ def _evaluate(
         # For the NaN logits of a diverged model, argmax would still return a class.
         correct &= scores.class_logits.isfinite().all(dim=1)
         accuracy, loss = correct.double().mean().item(), scores.losses.double().mean().item()
-        row: dict[str, Any] = {"split": split, "accuracy": accuracy, "loss": loss, CONFUSION: None}
+        row: dict[str, Any] = {"split": split, "accuracy": accuracy, "loss": loss, CORRECT: None, CONFUSION: None}
+        if split == "test":
+            row[CORRECT] = correct.tolist()
         if split == "test" and scores.class_logits.isfinite().all():
             labels = finetuning.template.labels
             answered = [labels[column] for column in answers.tolist()]

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
-from gradmm.evaluation.finetune_eval import COLUMNS
+from gradmm.evaluation.finetune_eval import COLUMNS, CORRECT
 from gradmm.evaluation.schedule import Schedule
 
 #: Values of C, the inverse strength of the L2 penalty, that validation chooses from.
@@ -59,13 +59,14 @@ def evaluate_classifier(
         for split, rows in held_out.items()
     }
     trained = {c: fit_expected_loss(features, probabilities, c) for c in INVERSE_PENALTIES}
-    on_validation = {c: accuracy_and_loss(regression, *splits["validation"]) for c, regression in trained.items()}
-    chosen = min(on_validation, key=lambda c: (-on_validation[c][0], on_validation[c][1], c))
+    on_validation = {c: correct_and_loss(regression, *splits["validation"]) for c, regression in trained.items()}
+    chosen = min(on_validation, key=lambda c: (-on_validation[c][0].mean(), on_validation[c][1], c))
     run = {"arm": arm, "seed": seed, **Schedule(0.0, 0)._asdict(), "step": 0}
     rows = []
     for split in ("validation", "test"):
-        accuracy, loss = accuracy_and_loss(trained[chosen], *splits[split])
-        rows.append(run | {"split": split, "accuracy": accuracy, "loss": loss})
+        correct, loss = correct_and_loss(trained[chosen], *splits[split])
+        row = {"split": split, "accuracy": float(correct.mean()), "loss": loss}
+        rows.append(run | row | {CORRECT: correct.tolist() if split == "test" else None})
     return pd.DataFrame(rows, columns=COLUMNS), chosen
 
 
@@ -109,9 +110,9 @@ def one_hot(labels: Sequence[int], classes: Sequence[int]) -> Float[np.ndarray, 
     return (np.array(labels)[:, None] == np.array(classes)).astype(float)
 
 
-def accuracy_and_loss(
+def correct_and_loss(
     regression: LogisticRegression, features: csr_matrix, columns: np.ndarray
-) -> tuple[float, float]:
-    """Return the accuracy and the mean loss in nats, given the column of each row's class."""
+) -> tuple[Bool[np.ndarray, " rows"], float]:
+    """Return which rows are answered correctly, and the mean loss in nats, given each row's column."""
     logs = regression.predict_log_proba(features)
-    return float((logs.argmax(axis=1) == columns).mean()), float(-logs[np.arange(len(columns)), columns].mean())
+    return logs.argmax(axis=1) == columns, float(-logs[np.arange(len(columns)), columns].mean())

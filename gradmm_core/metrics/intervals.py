@@ -1,4 +1,4 @@
-"""Means over seeds with Student intervals, and paired differences."""
+"""Means over seeds with Student intervals, paired differences, and intervals over test rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Float
 from scipy import stats
 
 CONFIDENCE = 0.95
+
+#: Resamples of the test rows.
+RESAMPLES = 10_000
 
 #: Minimum number of seeds for an interval. With two, it is about 18 times the standard deviation wide.
 MIN_SEEDS = 3
@@ -68,3 +72,21 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
         ValueError: if their lengths differ.
     """
     return mean_over_seeds([a - b for a, b in zip(first, second, strict=True)], confidence)
+
+
+def interval_over_rows(values: Float[np.ndarray, " rows"], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a mean over test rows: its ends, low and high.
+
+    For a mean over seeds, `values` are each row's means over seeds. The interval then says by how much other test
+    rows would have moved the figure, with these generations and trainings. The resamples are always the same.
+    """
+    found = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=1000,
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

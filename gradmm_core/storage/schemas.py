@@ -43,6 +43,8 @@ _EVALUATION = [
     ("split", pa.string()),
     ("accuracy", pa.float64()),
     ("loss", pa.float64()),
+    # Whether each test row is answered correctly.
+    ("correct", pa.list_(pa.field("element", pa.bool_()))),
 ]
 # The matrix of test rows by true and by answered class, row by row in ascending order of the labels.
 _FINETUNING = [*_EVALUATION, ("confusion", pa.list_(pa.field("element", pa.int64())))]
@@ -67,6 +69,8 @@ _ARM = [
     ("steps", pa.int64()),
     ("accuracy", pa.float64()),
     ("accuracy_half_width", pa.float64()),
+    ("accuracy_rows_low", pa.float64()),
+    ("accuracy_rows_high", pa.float64()),
     ("best_on_test", pa.float64()),
     ("best_on_test_half_width", pa.float64()),
 ]
@@ -74,6 +78,8 @@ _LEAD = [
     ("against_size", pa.int64()),
     ("difference", pa.float64()),
     ("difference_half_width", pa.float64()),
+    ("difference_rows_low", pa.float64()),
+    ("difference_rows_high", pa.float64()),
     ("verdict", pa.string()),
 ]
 

@@ -2,7 +2,7 @@
 
 Everything is paired by seed: within a seed, all arms are fine-tuned on batches in the same order and evaluated on
 the same rows. A seed stands for another generation of all texts or another draw of random rows, and for another
-fine-tuning. Intervals are Student's over seeds, at 95%.
+fine-tuning. Intervals are at 95%: Student's over seeds, and bootstrap intervals over test rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from gradmm.evaluation.arm import ALL_ROWS
-from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_schedule
-from gradmm.metrics.intervals import mean_over_seeds, paired_difference
+from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_schedule, correct_by_seed
+from gradmm.metrics.intervals import interval_over_rows, mean_over_seeds, paired_difference
 from gradmm.studies.arms import PRODUCT
 
 #: Columns of `arm_measures`, with their headings and digits.
@@ -55,6 +55,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
         for (arm, size), rows in evaluations.groupby(["arm", "size"], sort=False)  # pyright: ignore
     }
     by_seed = {key: accuracies_by_seed(rows).set_index("seed") for key, rows in groups.items()}
+    correct = {key: correct_by_seed(rows) for key, rows in groups.items()}
     product_sizes = [size for arm, size in groups if arm == PRODUCT]
     table = []
     for (arm, size), rows in groups.items():
@@ -69,14 +70,21 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
         }
         for figure in ("accuracy", "best_on_test"):
             row |= seed_figures(figure, values[figure].tolist())
+        row |= rows_figures("accuracy", correct[arm, size].mean())
         if measures is not None:
             of_arm = (measures["arm"] == arm) & (measures["size"] == size)
             row |= {measure: measures.loc[of_arm, measure].mean() for measure in MEASURES}
-        product, accuracies = by_seed[PRODUCT, against]["accuracy"], values["accuracy"]
-        if size == 0:  # no seed changes the model before fine-tuning
-            accuracies = pd.Series(accuracies.tolist()[0], index=product.index)
-        lead = lead_figures(product.tolist(), accuracies.loc[product.index].tolist())
-        table.append(row | {"against_size": against} | (dict.fromkeys(LEAD) if arm == PRODUCT else lead))
+        row["against_size"] = against
+        if arm == PRODUCT:
+            row |= dict.fromkeys(LEAD)
+        else:
+            product = by_seed[PRODUCT, against]["accuracy"]
+            # No seed changes the model before fine-tuning.
+            seeds = product.index if size else [*values.index] * len(product)
+            row |= lead_figures(product.tolist(), values["accuracy"].loc[seeds].tolist())
+            gains = correct[PRODUCT, against].mean() - correct[arm, size].loc[seeds].mean()
+            row |= rows_figures("difference", gains)
+        table.append(row)
     return pd.DataFrame(table)
 
 
@@ -103,6 +111,12 @@ def seed_figures(name: str, values: Sequence[float]) -> dict[str, float | None]:
         return {name: None, f"{name}_half_width": None}
     over_seeds = mean_over_seeds(values)
     return {name: over_seeds.mean, f"{name}_half_width": over_seeds.half_width}
+
+
+def rows_figures(name: str, values: pd.Series) -> dict[str, float]:
+    """Columns `<name>_rows_low` and `<name>_rows_high`: the interval over test rows of the mean of `values`."""
+    low, high = interval_over_rows(values.to_numpy(dtype=float))
+    return {f"{name}_rows_low": low, f"{name}_rows_high": high}
 
 
 def lead_figures(product: Sequence[float], other: Sequence[float]) -> dict[str, float | str | None]:

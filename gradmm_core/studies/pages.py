@@ -30,6 +30,10 @@ CHECKPOINTS = (
     f"test, which is selected on the rows that it is measured on. {INTERVALS}"
 )
 
+OVER_ROWS = (
+    f"In brackets, the {CONFIDENCE:.0%} bootstrap interval over test rows, which are the same for every arm."
+)
+
 _SEEDS = (
     "Each has its own generation, draw of random rows and order of fine-tuning. The target and the rows of "
     "herding and k-center are the same for all."
@@ -128,7 +132,7 @@ def _protocol(record: StudyRecord) -> str:
     return (
         f"{training}. For each arm and size, the first seed chooses the learning rate (from {rates}) and the "
         f"number of steps (from {steps}) on validation; the other seeds use its choice. {rows:,} test rows, "
-        "the same for every arm; the intervals do not include their draw, which moves every accuracy with a "
+        "the same for every arm; what follows ± does not include their draw, which moves every accuracy with a "
         f"standard error of up to {0.5 / math.sqrt(rows):.3f}."
     )
 
@@ -185,7 +189,7 @@ def _lead_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame, by: str) -> list[s
         return []
     return [
         f"## Lead of {PRODUCT}",
-        "Its accuracy minus the arm's, paired by seed, at the checkpoints chosen on validation.",
+        f"Its accuracy minus the arm's, paired by seed, at the checkpoints chosen on validation. {OVER_ROWS}",
         _bullets(
             f"{_name(row)}: {_lead(row)} (against {row['against_size']} {by} of {PRODUCT})" for row in _rows(alone)
         ),
@@ -284,7 +288,7 @@ def _arms(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]]) -> str:
         {
             "arm": row["arm"],
             "accuracy (best on test)": _accuracy(row),
-            f"lead of {PRODUCT}": "" if pd.isna(row["verdict"]) else _lead(row),
+            f"lead of {PRODUCT} (over test rows)": "" if pd.isna(row["verdict"]) else _lead(row),
             "learning rate, steps": _schedule(row) if row["steps"] else "",
         }
         | _cells(row, columns)
@@ -438,7 +442,10 @@ def _mean(row: Row, figure: str) -> str:
 
 
 def _lead(row: Row) -> str:
-    return _seed_mean(row, "difference").lead(3)
+    over_seeds = _seed_mean(row, "difference").lead(3)
+    if "difference_rows_low" not in row or pd.isna(row["difference_rows_low"]):
+        return over_seeds
+    return f"{over_seeds} ({row['difference_rows_low']:+.3f} to {row['difference_rows_high']:+.3f})"
 
 
 def _within_noise(compared: pd.DataFrame) -> str:

@@ -12,6 +12,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -20,8 +21,11 @@ import yaml
 from pydantic import BaseModel
 
 import gradmm
+from benchmarks.evidence import planned
+from gradmm.config.loading import load_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.main import app
+from gradmm.deployments.recipe_files import find_recipe
 from gradmm.outputs.descriptions import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -236,6 +240,15 @@ def test_commands_parse(page: Path) -> None:
             app.parse_args(words[1:], print_error=False, exit_on_error=False)
     commands = {name for name in app if not name.startswith("-")}
     assert set(re.findall(r"`gradmm ([a-z]\w*)", page.read_text())) <= commands
+
+
+def test_planned_studies_have_names_of_their_own_and_commands_and_settings_that_exist() -> None:
+    studies = planned()
+    assert len({study.name for study in studies}) == len(studies)
+    for study in studies:
+        app.parse_args(study.words, print_error=False, exit_on_error=False)
+        changes = [value for option, value in pairwise(study.words) if option == "--set"]
+        load_recipe(find_recipe(study.words[1]), changes)
 
 
 @every_page

@@ -23,12 +23,14 @@ from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import (
     COLUMNS,
     CONFUSION,
+    CORRECT,
     Finetuning,
     accuracies_by_seed,
     chosen_rows,
     chosen_schedule,
     class_scores,
     confusions_by_seed,
+    correct_by_seed,
     epoch_batches,
     evaluate_arm,
     evaluate_before,
@@ -278,6 +280,7 @@ def test_a_diverged_learning_rate_is_logged_and_never_chosen(
     diverged = frame[(frame["learning_rate"] == 1e38) & (frame["step"] == 8)]
     assert diverged["loss"].isna().all()
     assert diverged["accuracy"].eq(0.0).all()
+    assert not np.any(diverged.loc[diverged["split"] == "test", CORRECT].tolist())
     assert diverged[CONFUSION].isna().all()
     assert confusions_by_seed(diverged).shape == (0, 0, 0)
     figures = summarise(frame)
@@ -317,6 +320,22 @@ def test_a_checkpoints_confusion_has_its_accuracy_and_survives_parquet(
     right = [each.trace() / 20 for each in counts]
     assert right == pytest.approx(accuracies_by_seed(frame)["accuracy"].tolist())
     assert len(chosen_rows(frame)) == 2
+    correct = correct_by_seed(pd.read_parquet(tmp_path / "frame.parquet"))
+    assert correct.shape == (2, 20)
+    accuracies = accuracies_by_seed(frame).set_index("seed")["accuracy"]
+    assert correct.mean(axis=1).to_dict() == pytest.approx(accuracies.to_dict())
+    assert frame.loc[frame["split"] == "validation", CORRECT].isna().all()
+
+
+def test_correct_rows_are_those_that_the_model_answers_with_their_label(
+    tiny_model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    """The offset forces the answer."""
+    finetuning = finetuning_of(tiny_model, prompt_template, seeds=(7,))
+    test = Examples([[70], [71], [72], [73]], [1, 0, 0, 1])
+    for label, offset in ((0, [-1e6, 0.0]), (1, [0.0, -1e6])):
+        frame = evaluate_before(finetuning, HeldOut(test, test), "before", offset)
+        assert correct_by_seed(frame).to_numpy()[0].tolist() == [other == label for other in test.labels]
 
 
 @given(
@@ -338,7 +357,7 @@ def table(*runs: tuple[int, float, int, float, float, float], steps: int = 100) 
     for seed, learning_rate, step, validation, loss, test in runs:
         run = ("synthetic", seed, learning_rate, steps, step)
         rows += [(*run, "validation", validation, loss), (*run, "test", test, 0.5)]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=COLUMNS[:-1])
 
 
 def test_accuracy_is_of_the_checkpoint_chosen_on_validation_and_best_on_test_of_the_papers_choice() -> None:
@@ -427,7 +446,7 @@ def test_before_fine_tuning_the_only_figure_is_the_test_accuracy() -> None:
     rows = [
         ("before", 0, 0.0, 0, 0, split, accuracy, 0.5) for split, accuracy in (("validation", 0.6), ("test", 0.7))
     ]
-    assert summarise(pd.DataFrame(rows, columns=COLUMNS)) == {"accuracy_before": 0.7}
+    assert summarise(pd.DataFrame(rows, columns=COLUMNS[:-1])) == {"accuracy_before": 0.7}
 
 
 def test_the_summary_is_json_without_nan_also_for_one_seed_and_after_parquet(

@@ -11,10 +11,10 @@ from sklearn.linear_model import LogisticRegression
 
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
-from gradmm.evaluation.finetune_eval import COLUMNS, accuracies_by_seed
+from gradmm.evaluation.finetune_eval import COLUMNS, CORRECT, accuracies_by_seed
 from gradmm.evaluation.tfidf_classifier import (
     INVERSE_PENALTIES,
-    accuracy_and_loss,
+    correct_and_loss,
     evaluate_classifier,
     fit_expected_loss,
     fitted_vectorizer,
@@ -115,23 +115,26 @@ def test_validation_chooses_c_and_test_has_no_part_in_it() -> None:
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(data.texts)
     features, columns = word_weights(vectorizer, validation.texts), [CLASSES.index(i) for i in validation.labels]
     measured = {
-        c: accuracy_and_loss(
+        c: correct_and_loss(
             fit_expected_loss(word_weights(vectorizer, data.texts), probabilities, c), features, np.array(columns)
         )
         for c in INVERSE_PENALTIES
     }
-    best = max(measured, key=lambda c: (measured[c][0], -measured[c][1]))
+    best = max(measured, key=lambda c: (measured[c][0].mean(), -measured[c][1]))
     for test in (sample(30, seed=2), sample(30, seed=3)):
         held_out = {"validation": validation, "test": test}
         frame, chosen = evaluate_classifier("gradmm", data.texts, probabilities, CLASSES, held_out, 4)
         assert chosen == best
         assert frame.columns.tolist() == COLUMNS
         assert frame["split"].tolist() == ["validation", "test"]
-        assert tuple(frame.loc[0, ["accuracy", "loss"]]) == measured[best]
+        assert tuple(frame.loc[0, ["accuracy", "loss"]]) == (measured[best][0].mean(), measured[best][1])
+        assert frame[CORRECT][0] is None
+        assert np.mean(frame[CORRECT][1]) == frame["accuracy"][1]
+        assert len(frame[CORRECT][1]) == len(test)
         assert accuracies_by_seed(frame)[["seed", "accuracy"]].to_numpy().tolist() == [[4, frame["accuracy"][1]]]
 
 
-def test_accuracy_and_loss_are_those_of_a_slow_loop() -> None:
+def test_correct_rows_and_loss_are_those_of_a_slow_loop() -> None:
     data = sample(20)
     features = word_weights(fitted_vectorizer(data.texts), data.texts)
     regression = fit_expected_loss(features, one_hot(data.labels, CLASSES), 1.0)
@@ -139,7 +142,9 @@ def test_accuracy_and_loss_are_those_of_a_slow_loop() -> None:
     chances = regression.predict_proba(features)
     correct = [chances[i].argmax() == column for i, column in enumerate(columns)]
     losses = [-math.log(chances[i, column]) for i, column in enumerate(columns)]
-    assert accuracy_and_loss(regression, features, columns) == pytest.approx((np.mean(correct), np.mean(losses)))
+    found, loss = correct_and_loss(regression, features, columns)
+    assert found.tolist() == correct
+    assert loss == pytest.approx(np.mean(losses))
 
 
 @pytest.mark.parametrize("texts", [[], ["", "! ?"]])

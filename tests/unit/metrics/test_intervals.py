@@ -1,4 +1,4 @@
-"""Student intervals, compared with textbook tables, scipy's t-test and their nominal coverage."""
+"""Intervals, compared with textbook tables, scipy's t-test, a slow bootstrap and their nominal coverage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gradmm.metrics.intervals import mean_over_seeds, paired_difference
+from gradmm.metrics.intervals import interval_over_rows, mean_over_seeds, paired_difference
 
 numbers = st.lists(st.floats(-10, 10), min_size=3, max_size=9)
 
@@ -77,3 +77,27 @@ def test_empty_and_non_finite_values_are_refused(values: list[float]) -> None:
         mean_over_seeds(values)
     with pytest.raises(ValueError, match="zip"):
         paired_difference([1.0], [1.0, 2.0])
+
+
+def test_the_interval_over_rows_is_that_of_a_slow_bootstrap() -> None:
+    values = np.random.default_rng(1).choice([-1.0, 0.0, 0.2, 1.0], 200)
+    random = np.random.default_rng(2)
+    means = [np.mean([values[random.integers(200)] for _ in range(200)]) for _ in range(10_000)]
+    low, high = interval_over_rows(values)
+    assert (low, high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.01)
+    assert low < values.mean() < high
+    assert interval_over_rows(values) == (low, high)
+    narrow = interval_over_rows(values, confidence=0.5)
+    assert low < narrow[0] < narrow[1] < high
+
+
+def test_the_interval_over_rows_has_its_nominal_coverage() -> None:
+    random, held = np.random.default_rng(0), 0
+    for _ in range(200):
+        low, high = interval_over_rows((random.random(300) < 0.7).astype(float))
+        held += low <= 0.7 <= high
+    assert held / 200 == pytest.approx(0.95, abs=0.045)
+
+
+def test_rows_that_are_all_alike_have_an_interval_of_no_width() -> None:
+    assert interval_over_rows(np.zeros(50)) == (0.0, 0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION
+from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION, CORRECT
 from gradmm.metrics.resemblance import Resemblance, resemblance
 from gradmm.outputs import plot_style, plots
 from gradmm.outputs.comparison import Comparison
@@ -89,7 +89,7 @@ def finetune_rows(seeds: int = 3, classes: int = 2) -> pd.DataFrame:
                 rows += [
                     (arm, 0, rate, steps, step, split, 0.5, 2.0) for rate, steps in ((1e-2, 200), (chosen, 300))
                 ]
-    frame = pd.DataFrame(rows, columns=COLUMNS)
+    frame = pd.DataFrame(rows, columns=COLUMNS[:-1])
     # 400 negative and 600 positive rows; the share of right answers is the accuracy.
     right = (frame["accuracy"] * 1000).round().astype(int)
     others = [0] * (classes - 2)
@@ -99,7 +99,7 @@ def finetune_rows(seeds: int = 3, classes: int = 2) -> pd.DataFrame:
             for n in right
         ]
     )
-    return frame.assign(**{CONFUSION: counts.where(frame["split"] == "test", None)})
+    return frame.assign(**{CORRECT: None, CONFUSION: counts.where(frame["split"] == "test", None)})
 
 
 def audit_rows(runs: int = 10) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from gradmm.storage.location import location, read_bytes
 FRAME = pd.DataFrame(
     {
         "arm": ["real"], "seed": [0], "learning_rate": [1e-4], "steps": [50], "step": [50], "split": ["test"],
-        "accuracy": [0.5], "loss": [0.7], "confusion": [None],
+        "accuracy": [0.5], "loss": [0.7], "correct": [None], "confusion": [None],
     }
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from gradmm.config.loading import load_recipe
 from gradmm.config.settings import PrivacySettings
 from gradmm.deployments.recipe_files import find_recipe
 from gradmm.evaluation.finetune_eval import COLUMNS
+from gradmm.metrics.intervals import interval_over_rows
 from gradmm.outputs.record import StageRecord, library_versions
 from gradmm.privacy.guarantee import guarantee
 from gradmm.privacy.mechanism import gaussian_mechanism
@@ -37,9 +38,11 @@ def evaluations(seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
     random, rows = np.random.default_rng(0), []
 
     def measured(arm: str, size: int, seed: int, rate: float, steps: int, step: int) -> float:
-        accuracies = random.uniform(0.5, 0.9, 2).round(3)
+        accuracies = random.integers(100, 180, 2) / 200
         for split, accuracy in zip(("validation", "test"), accuracies, strict=True):
-            rows.append([arm, seed, rate, steps, step, split, accuracy, 1.0 - accuracy, size, min(size, 900)])
+            correct = random.permutation(200) < round(200 * accuracy) if split == "test" else None
+            of_run = [arm, seed, rate, steps, step, split, accuracy, 1.0 - accuracy]
+            rows.append([*of_run, correct, size, min(size, 900)])
         return accuracies[0]
 
     for arm, sizes in ARM_SIZES.items():
@@ -68,18 +71,23 @@ def measures() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def honest(rows: pd.DataFrame, arm: str, size: int, split: str = "validation") -> dict[int, float]:
-    """Test accuracy by seed of the checkpoint that is best on `split`, with the best schedule on validation."""
+def chosen(rows: pd.DataFrame, arm: str, size: int, split: str = "validation") -> dict[int, dict[str, Any]]:
+    """Test row by seed of the checkpoint that is best on `split`, with the best schedule on validation."""
     of_arm = [row for row in rows.to_dict("records") if (row["arm"], row["size"]) == (arm, size)]
     validation = [row for row in of_arm if row["split"] == "validation"]
     best = max(validation, key=lambda row: row["accuracy"])
-    chosen = best["learning_rate"], best["steps"]
+    schedule = best["learning_rate"], best["steps"]
     found = {}
     for seed in {row["seed"] for row in of_arm}:
-        run = [row for row in of_arm if (row["seed"], row["learning_rate"], row["steps"]) == (seed, *chosen)]
+        run = [row for row in of_arm if (row["seed"], row["learning_rate"], row["steps"]) == (seed, *schedule)]
         step = max((row for row in run if row["split"] == split), key=lambda row: row["accuracy"])["step"]
-        (found[seed],) = (row["accuracy"] for row in run if row["split"] == "test" and row["step"] == step)
+        (found[seed],) = (row for row in run if row["split"] == "test" and row["step"] == step)
     return dict(sorted(found.items()))
+
+
+def honest(rows: pd.DataFrame, arm: str, size: int, split: str = "validation") -> dict[int, float]:
+    """Test accuracy by seed of `chosen`."""
+    return {seed: row["accuracy"] for seed, row in chosen(rows, arm, size, split).items()}
 
 
 def half_width(values: list[float]) -> float:
@@ -128,6 +136,25 @@ def test_differences_are_the_products_lead_paired_by_seed(table: pd.DataFrame) -
         assert row["verdict"] == (("higher" if row["difference"] > 0 else "lower") if outside else "within noise")
 
 
+def test_intervals_over_rows_are_of_means_over_seeds(table: pd.DataFrame) -> None:
+    rows = evaluations()
+    for row in table.to_dict("records"):
+        correct = {seed: each["correct"] for seed, each in chosen(rows, row["arm"], row["size"]).items()}
+        expected = interval_over_rows(np.mean([*correct.values()], axis=0))
+        assert (row["accuracy_rows_low"], row["accuracy_rows_high"]) == pytest.approx(expected)
+        if row["arm"] == "gradmm":
+            assert pd.isna(row["difference_rows_low"])
+            continue
+        product = chosen(rows, "gradmm", row["against_size"])
+        gains = [
+            product[seed]["correct"].astype(float) - correct[0 if row["arm"] == "before" else seed]
+            for seed in SEEDS
+        ]
+        expected = interval_over_rows(np.mean(gains, axis=0))
+        assert (row["difference_rows_low"], row["difference_rows_high"]) == pytest.approx(expected)
+        assert row["difference_rows_low"] < row["difference"] < row["difference_rows_high"]
+
+
 def test_pairing_does_not_depend_on_the_order_of_rows(table: pd.DataFrame) -> None:
     shuffled = evaluations()
     first = [i for i in shuffled.index if shuffled["arm"][i] != "zero-shot"]
@@ -164,15 +191,16 @@ def test_every_figure_of_the_markdown_is_from_the_table(table: pd.DataFrame) -> 
         ]
         assert f"| {arm} | {' | '.join(cells)} |" in lines
     leads = [
-        f"{row['difference']:+.3f} ± {row['difference_half_width']:.3f}, {row['verdict']}"
+        f"{row['difference']:+.3f} ± {row['difference_half_width']:.3f}, {row['verdict']} "
+        f"({row['difference_rows_low']:+.3f} to {row['difference_rows_high']:+.3f})"
         for row in table.to_dict("records")
         if row["arm"] != "gradmm"
     ]
     assert f"| zero-shot | {leads[1]} | {leads[2]} |" in lines
-    chosen = [f"{row['learning_rate']:g}, {row['steps']}" for row in table.to_dict("records")]
-    assert f"| zero-shot | {chosen[1]} | {chosen[2]} |" in lines
-    assert f"- real-1k: {chosen[3]}" in lines
-    assert f"- before fine-tuning: {chosen[0]}" not in lines
+    schedules = [f"{row['learning_rate']:g}, {row['steps']}" for row in table.to_dict("records")]
+    assert f"| zero-shot | {schedules[1]} | {schedules[2]} |" in lines
+    assert f"- real-1k: {schedules[3]}" in lines
+    assert f"- before fine-tuning: {schedules[0]}" not in lines
     assert f"- before fine-tuning: {leads[0]} (against 10 texts of gradmm)" in lines
     assert f"- real-1k: {leads[3]} (against 10 texts of gradmm)" in lines
     (real,) = table[table["arm"] == "real-1k"].to_dict("records")
