@@ -150,4 +150,4 @@ def print_audit(audit: MechanismAudit, mechanism: GaussianMechanism) -> None:
         attacks.add_row(name, *values)
     print_table(attacks)
     verdict = "; ".join(["FAILED", *audit.failed]) if audit.failed else "passed"
-    print(f"{verdict} (a correct mechanism fails with a probability of at most {audit.false_alarms:.2%})")
+    print(f"{verdict} (a correct mechanism fails once in {1 / audit.false_alarms:,.0f} times at most)")
