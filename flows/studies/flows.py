@@ -129,7 +129,7 @@ def compare(
     texts = study.arms(arms) | {arm: variant.texts for arm, variant in private.items()}
     for name, epsilon in product(RIVALS, epsilons):
         if name in arms:
-            texts |= study.private_evolution(name, epsilon)
+            texts |= study.rival(name, epsilon)
     (evaluations,) = study.evaluate([study.trials(texts, sizes)])
     measures = study.measure(texts, sizes)
     return study.finish(tables.compare, texts, sizes, private, evaluations=evaluations, measures=measures)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain, islice
+from typing import Any
 
 from prefect import Task
 from prefect.artifacts import create_markdown_artifact
@@ -47,7 +48,7 @@ from gradmm.studies.arm_recipes import (
     written,
     zero_shot,
 )
-from gradmm.studies.arms import ARMS, PRODUCT, RIVALS, SOFT_ZERO_SHOT, private_arm
+from gradmm.studies.arms import ARMS, PRODUCT, RIVALS, SOFT_ZERO_SHOT, Epsvec, PrivateEvolution, private_arm
 from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
@@ -57,7 +58,8 @@ from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
-from gradmm.tasks.studies.private_evolution import check_votes_budget, private_votes, variations
+from gradmm.tasks.studies.epsvec import private_means, steered_texts
+from gradmm.tasks.studies.private_evolution import check_rivals_budget, private_votes, variations
 from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
@@ -151,53 +153,66 @@ class Study:
         """Release the recipe's target under a guarantee."""
         return self.variant(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon))
 
-    def private_evolution(self, name: str, epsilon: float) -> dict[Arm, Texts]:
-        """Release texts by Private Evolution under a guarantee: one release, whose texts all seeds share.
+    def rival(self, name: str, epsilon: float) -> dict[Arm, Texts]:
+        """Release texts by another method under a guarantee: one release, whose texts all seeds share.
 
         Returns:
             Two arms of the same texts: with the labels that they were written for, and labelled by the calibrated
             model.
         """
         settings = RIVALS[name]
-        recipe = written(with_epsilon(self.recipe, epsilon), 1 + settings.variations)
-        runs = self._variant_runs(f"{name}-{epsilon:g}", recipe)
-        context, mechanism = self.target_context, runs.plan.mechanism
-        assert mechanism is not None  # there is an epsilon
+        factor = 1 + settings.variations if isinstance(settings, PrivateEvolution) else 1
+        recipe = written(with_epsilon(self.recipe, epsilon), factor)
+        runs, context = self._variant_runs(f"{name}-{epsilon:g}", recipe), self.target_context
         count_records(runs.context, context.data.train)
-        claim = mechanism.model_copy(update={"clipping_norm": 1.0})
-        common = {"model": context.model, "prompt_template": context.prompt_template}
-        texts = generated_texts(runs, recipe, context)
-        for iteration in range(settings.iterations):
-            if iteration:
-                texts = runs.run(
-                    variations,
-                    kept=texts,
-                    instructions=recipe.instructions,
-                    text_tokens={c.label: text_tokens(recipe, c.label, context.target) for c in recipe.classes},
-                    generation=recipe.generation,
-                    variations=settings.variations,
-                    seed=recipe.seed,
-                    iteration=iteration,
-                    **common,
-                )
-            inputs = common | {
-                "train": context.data.train,
-                "texts": texts,
-                "space": context.space,
-                "matching": context.plan.target,
-                "mechanism": claim,
-                "iterations": settings.iterations,
-                "per_class": self.recipe.texts_per_class,
-            }
-            if iteration == 0 and runs.found(private_votes, **inputs) is None:
-                check_votes_budget(runs.context, claim)
-            texts = runs.run(private_votes, **inputs)
+        if isinstance(settings, PrivateEvolution):
+            texts = self._private_evolution(runs, recipe, settings)
+        else:
+            texts = self._epsvec(runs, recipe, settings)
         hard, soft = (
             labelled_texts(runs, without_release(recipe, labels), context, texts) for labels in ("hard", "soft")
         )
         return {
             private_arm(epsilon, name): dict.fromkeys(self.seeds, hard),
             private_arm(epsilon, f"{name}, soft labels"): dict.fromkeys(self.seeds, soft),
+        }
+
+    def _private_evolution(self, runs: StageRuns, recipe: Recipe, settings: PrivateEvolution) -> StageArtifact:
+        releases, writes = self._releasing(runs), self._writing(recipe) | {"variations": settings.variations}
+        releases |= {"iterations": settings.iterations, "per_class": self.recipe.texts_per_class}
+        texts = generated_texts(runs, recipe, self.target_context)
+        for iteration in range(settings.iterations):
+            if iteration:
+                texts = runs.run(variations, kept=texts, iteration=iteration, **writes)
+            elif runs.found(private_votes, texts=texts, **releases) is None:
+                check_rivals_budget(runs.context, releases["mechanism"])
+            texts = runs.run(private_votes, texts=texts, **releases)
+        return texts
+
+    def _epsvec(self, runs: StageRuns, recipe: Recipe, settings: Epsvec) -> StageArtifact:
+        texts = generated_texts(runs, recipe, self.target_context)
+        means = runs.run(private_means, texts=texts, **self._releasing(runs))
+        steering = {"means": means, "strength": settings.strength}
+        return runs.run(steered_texts, texts=texts, **steering, **self._writing(recipe))
+
+    def _releasing(self, runs: StageRuns) -> dict[str, Any]:
+        """Return the inputs of the stages by which a rival releases."""
+        context, mechanism = self.target_context, runs.plan.mechanism
+        assert mechanism is not None  # there is an epsilon
+        return self.inputs("train") | {
+            "space": context.space,
+            "matching": context.plan.target,
+            "mechanism": mechanism.model_copy(update={"clipping_norm": 1.0}),
+        }
+
+    def _writing(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the inputs of the stages by which a rival writes."""
+        target = self.target_context.target
+        return self.inputs() | {
+            "instructions": recipe.instructions,
+            "text_tokens": {c.label: text_tokens(recipe, c.label, target) for c in recipe.classes},
+            "generation": recipe.generation,
+            "seed": recipe.seed,
         }
 
     def from_rows(self, rows: int, seed: int) -> Variant:

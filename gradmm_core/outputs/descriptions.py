@@ -29,6 +29,8 @@ STAGES = {
     "coresets": "select real rows by herding and k-center",
     "private_votes": "keep the texts that most records vote for, with noise (Private Evolution)",
     "variations": "write variations of the texts that were kept",
+    "private_means": "release the classes' mean hidden states, with noise (EPSVec)",
+    "steered_texts": "write texts, steered by the released means",
     "arm_eval": "fine-tune on one arm, at one size and with one seed",
     "tfidf_eval": "train a TF-IDF classifier on one arm, with one seed",
     "arm_measures": "measure one arm's fluency, diversity and distance to real text",

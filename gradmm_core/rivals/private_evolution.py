@@ -44,15 +44,15 @@ from gradmm.lm.sentences import PAD, SentenceEnds
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import allowed_tokens
-from gradmm.privacy.ledger import Release
-from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.rivals.releases import UNFILTERED
 from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, means_in_batches
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import features_from_table, from_table
 
-#: Columns of a filter's decision, for stages that read texts after all filters.
-UNFILTERED = {"probability": np.nan, "kept": True, "reason": ""}
+#: What is released, for the ledger.
+SPACE = "votes for texts"
 
 #: Columns of texts that the records have voted for.
 VOTED = ["rank", "predicted", *UNFILTERED]
@@ -64,29 +64,6 @@ def vote_mechanism(claim: GaussianMechanism, iterations: int) -> GaussianMechani
     T histograms with this noise compose to the claim.
     """
     return claim.model_copy(update={"clipping_norm": math.sqrt(iterations)})
-
-
-def votes_release(
-    recipe: str, mechanism: GaussianMechanism, iterations: int, key: str = "", settings_key: str = ""
-) -> Release:
-    """Describe the release of one of `iterations` histograms, for the ledger.
-
-    Args:
-        mechanism: of all histograms together, with sensitivity 1.
-    """
-    sigma = mechanism.sigma * iterations**0.5
-    return Release(
-        recipe=recipe,
-        epsilon=epsilon_of(mechanism.sensitivity / sigma, mechanism.delta, mechanism.discrete),
-        delta=mechanism.delta,
-        sigma=sigma,
-        clipping_norm=mechanism.record_norm,
-        adjacency=mechanism.adjacency,
-        noise="discrete-gaussian" if mechanism.discrete else "gaussian",
-        space="votes for texts",
-        stage_key=key,
-        settings_key=settings_key,
-    )
 
 
 def votes_of_records(

@@ -173,6 +173,9 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "private_votes": pa.schema(_RANKED),
     "variations": pa.schema(_TEXT),
+    # One row per class: the vector by which its texts are steered.
+    "private_means": pa.schema(_MATRICES),
+    "steered_texts": pa.schema(_RANKED),
     "arm_eval": pa.schema([*_FINETUNING, ("size", pa.int64()), ("texts", pa.int64())]),
     # The learning rate and the steps are 0.
     "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),

@@ -9,6 +9,7 @@ serves all sizes. The order of the texts is
     calibrated model     no text, and no training
     herding, k-center    as selected
     private-evolution    by noisy votes, under a guarantee; with hard labels, or soft ones of the calibrated model
+    epsvec               as written; the same guarantee and labels
     random, real-1k      a random draw for each seed
     all rows             all train rows, the ceiling
 """
@@ -74,8 +75,19 @@ class PrivateEvolution(NamedTuple):
     variations: int
 
 
-#: Arms of other methods that release texts under a guarantee.
-RIVALS = {"private-evolution": PrivateEvolution(1, 7), "private-evolution-10": PrivateEvolution(10, 3)}
+class Epsvec(NamedTuple):
+    """Settings of an arm of EPSVec: by how many times the released vector the texts are steered."""
+
+    strength: float
+
+
+#: Arms of other methods that release texts under a guarantee. Those of EPSVec share one release.
+RIVALS = {
+    "private-evolution": PrivateEvolution(1, 7),
+    "private-evolution-10": PrivateEvolution(10, 3),
+    "epsvec": Epsvec(1.0),
+    "epsvec-2": Epsvec(2.0),
+}
 
 #: The few real rows of `scarce` themselves.
 REAL_ROWS = Arm("real rows", "train")

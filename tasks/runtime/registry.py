@@ -29,6 +29,8 @@ STUDY_STAGES = {
     "coresets": 1,
     "private_votes": 1,
     "variations": 1,
+    "private_means": 1,
+    "steered_texts": 1,
     "arm_measures": 2,
     "tfidf_eval": 2,
     "compare": 3,

@@ -40,7 +40,8 @@ def private_votes(
     Args:
         mechanism: of the whole release of `iterations` histograms, with sensitivity 1.
     """
-    from gradmm.rivals.private_evolution import vote_mechanism, voted_texts, votes_of_records, votes_release
+    from gradmm.rivals.private_evolution import SPACE, vote_mechanism, voted_texts, votes_of_records
+    from gradmm.rivals.releases import rival_release
 
     ledger = ledger_of(context)
     if mechanism.safe and (made := already_released(ledger, publication)):
@@ -55,8 +56,8 @@ def private_votes(
         "iterations": iterations,
         "per_class": per_class,
     }
-    release = votes_release(
-        context.recipe, mechanism, iterations, publication.key, settings_key=stage_key(STAGE, public)
+    release = rival_release(
+        context.recipe, mechanism, SPACE, iterations, publication.key, stage_key(STAGE, public)
     )
     if mechanism.safe:
         ledger.check(release, proposed_budget(context))  # fail early; charging checks again
@@ -96,16 +97,16 @@ def variations(
     )
 
 
-def check_votes_budget(context: RunContext, mechanism: GaussianMechanism) -> None:
-    """Refuse Private Evolution whose histograms together would exceed the budget, before the first is charged.
+def check_rivals_budget(context: RunContext, mechanism: GaussianMechanism) -> None:
+    """Refuse a rival whose releases together would exceed the budget, before the first is charged.
 
     Args:
-        mechanism: of all histograms together, with sensitivity 1.
+        mechanism: of all its releases together, with sensitivity 1.
 
     Raises:
         BudgetExhausted: if they would.
     """
-    from gradmm.rivals.private_evolution import votes_release
+    from gradmm.rivals.releases import rival_release
 
     if mechanism.safe:
-        ledger_of(context).check(votes_release(context.recipe, mechanism, 1), proposed_budget(context))
+        ledger_of(context).check(rival_release(context.recipe, mechanism, "a rival"), proposed_budget(context))

@@ -352,6 +352,22 @@ def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe:
     assert not any(max(row) == 1 for row in soft["probabilities"])
 
 
+def test_texts_of_two_strengths_are_steered_by_one_release(rival_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = rival_recipe
+    rivals = ("epsvec", "epsvec-2")
+    names = [f"{rival}{labels}, epsilon 1" for rival in rivals for labels in ("", ", soft labels")]
+    for _ in range(2):
+        record = compare(recipe, tmp_path, (4,), ("before", *rivals), (1.0,))
+        assert record.arms == ("before", PRODUCT, f"{PRODUCT}, epsilon 1", *names)
+        releases = [entry.release for entry in Ledger.of(tmp_path, recipe.ledger).entries()]
+        assert [release.space for release in releases if release.space == "mean hidden states"] != []
+        assert [release.epsilon for release in releases] == pytest.approx([1.0, 1.0], rel=1e-6)
+    assert executed(record) == {"mechanism_audit": 1}
+    once, twice = (stage.read() for stage in stages(record, "steered_texts"))
+    assert once["text"].tolist() != twice["text"].tolist()
+    assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 4
+
+
 def test_a_rival_that_the_budget_does_not_allow_is_refused_before_its_first_histogram(
     rival_recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -29,8 +29,8 @@ from gradmm.rivals.private_evolution import (
     noisy_votes,
     vary_texts,
     vote_mechanism,
-    votes_release,
 )
+from gradmm.rivals.releases import rival_release
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import TargetSpace
@@ -103,7 +103,7 @@ def test_all_histograms_compose_to_the_claim(epsilon: float, sigma: float, itera
     claim = make_mechanism(epsilon)
     each = vote_mechanism(claim, iterations)
     assert each.sigma == pytest.approx(sigma * iterations**0.5, rel=1e-4)
-    releases = [votes_release("r", claim, iterations)] * iterations
+    releases = [rival_release("r", claim, "votes", iterations)] * iterations
     assert releases[0].sigma == pytest.approx(each.sigma)
     assert composed_epsilon(releases, 1e-5, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)
     if iterations > 1:

@@ -1,0 +1,40 @@
+"""What the releases of all rivals have in common: their entry in the ledger, and the columns of their texts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradmm.privacy.ledger import Release
+from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
+
+#: Columns of a filter's decision, for stages that read texts after all filters.
+UNFILTERED = {"probability": np.nan, "kept": True, "reason": ""}
+
+
+def rival_release(
+    recipe: str,
+    mechanism: GaussianMechanism,
+    space: str,
+    parts: int = 1,
+    key: str = "",
+    settings_key: str = "",
+) -> Release:
+    """Describe one of `parts` releases that compose to `mechanism`, for the ledger.
+
+    Args:
+        mechanism: of all parts together, with sensitivity 1. Each part has sqrt(parts) times its noise.
+        space: of the released vector.
+    """
+    sigma = mechanism.sigma * parts**0.5
+    return Release(
+        recipe=recipe,
+        epsilon=epsilon_of(mechanism.sensitivity / sigma, mechanism.delta, mechanism.discrete),
+        delta=mechanism.delta,
+        sigma=sigma,
+        clipping_norm=mechanism.record_norm,
+        adjacency=mechanism.adjacency,
+        noise="discrete-gaussian" if mechanism.discrete else "gaussian",
+        space=space,
+        stage_key=key,
+        settings_key=settings_key,
+    )
