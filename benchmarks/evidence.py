@@ -48,15 +48,13 @@ def _study(
     data: str,
     arguments: str,
     settings: str,
-    epsilon: float | None = None,
 ) -> Study:
     changes = [*plan["data"][data]["settings"], *plan["model"], *plan[settings]]
-    root = f"roots/{data}" if epsilon is None else f"roots/{data}-{epsilon:g}"
-    if epsilon is not None:
-        changes.append(f"privacy.epsilon={epsilon:g}")
     words = [word for change in changes for word in ("--set", change)]
     return Study(
-        name, data, [study, plan["data"][data]["recipe"], "--root", root, *words, *shlex.split(arguments)]
+        name,
+        data,
+        [study, plan["data"][data]["recipe"], "--root", f"roots/{data}", *words, *shlex.split(arguments)],
     )
 
 
