@@ -232,13 +232,30 @@ def privacy(
 
 
 @app.command(group=RUNNING)
-def audit(recipe: RecipeName, /, *, changes: Changes = Changes()) -> int:
-    """Audit a recipe's noise mechanism with canaries. Reads no data."""
+def audit(
+    recipe: RecipeName,
+    /,
+    *,
+    changes: Changes = Changes(),
+    contamination: bool = False,
+    root: Root = DEFAULT_ROOT,
+) -> int:
+    """Audit a recipe's noise mechanism with canaries. Reads no data.
+
+    Args:
+        contamination: Instead, compare train rows with test rows by the public model's own loss: it may have seen
+            them before. Reads private data, and releases nothing.
+    """
     from gradmm.audits.mechanism_audit import mechanism_audit
     from gradmm.deployments.cli.summary import print_audit
     from gradmm.privacy.release_plan import release_plan
 
     loaded = changes.load(recipe)
+    if contamination:
+        from gradmm.deployments.cli.contamination import audit_contamination
+
+        audit_contamination(loaded, root)
+        return EXIT_OK
     plan = release_plan(loaded)
     if plan.mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")

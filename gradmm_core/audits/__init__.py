@@ -6,5 +6,6 @@ checks: how far a canary moves the sums, and how large and independent the noise
 repeated_draws: lower bounds on epsilon from many releases, each canary in or out.
 one_run: lower bounds on epsilon from guesses about many canaries in one release.
 mia_audit: membership inference on a model fine-tuned on the synthetic texts, and its power.
+contamination: whether the public model has seen the private records before.
 memorisation: overlap of the released texts with members and with non-members.
 """

@@ -422,6 +422,24 @@ def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) 
     assert "privacy.epsilon: the recipe has no epsilon to audit" in without.err
 
 
+def test_an_audit_of_contamination_compares_train_with_test_rows_and_quotes_none(
+    recipe_file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = gradmm("audit", recipe_file, "--contamination", "--root", tmp_path)
+    assert few.status == 2
+    assert "contamination: 16 rows of two words and more are too few to compare" in few.err
+    monkeypatch.setattr("gradmm.audits.contamination.MIN_ROWS", 16)
+    finished = gradmm("audit", recipe_file, "--contamination", "--root", tmp_path)
+    assert finished.status == 0
+    rows = [[cell.strip() for cell in line.split("│")] for line in finished.out.splitlines() if "│" in line]
+    assert [row[1] for row in rows] == ["loss", "neighbours", "planted: loss", "planted: neighbours"]
+    assert [row[2] for row in rows] == ["40 and 16"] * 2 + ["20 and 20"] * 2
+    assert all(0 <= float(row[3]) <= 1 for row in rows)
+    assert "sign that the model has read" in finished.out or "it may have read them" in finished.out
+    texts = pd.concat(pd.read_parquet(file) for file in tiny_data.glob("*.parquet"))["text"]
+    assert not [text for text in texts if text in finished.out + few.err]
+
+
 def test_privacy_says_whether_a_probe_would_be_released(recipe_file: Path, tmp_path: Path) -> None:
     target = "target_gradient={space: public-subspace, centred: true, probe_share: 0.5, token_share: 0}"
     asked = ["privacy", recipe_file, "--root", tmp_path, "--set", target]

@@ -1,0 +1,207 @@
+"""Contamination: whether the public model has seen the private records before.
+
+A guarantee bounds what a release tells beyond the public model. What that model has read in its own training, no
+noise takes back, and accuracies on such data are flattered. If the model has read the train rows, but not the
+withheld ones, it should find the train rows likelier. Two scores of a text are compared between both, and higher
+means more likely to have been read:
+
+    loss         minus the mean loss (nats) of the text's tokens (Yeom et al. 2018)
+    neighbours   the mean loss of the text with two neighbouring words exchanged, at `NEIGHBOURS` random places,
+                 less its own. This compares a text with itself, so that easy texts do not count as known (as
+                 Mattern et al. 2023 do by replacing words)
+
+The area under the ROC curve (AUC) is 1/2 if the rows cannot be told apart. Rows that differ for another reason, as
+phrases and sentences do, move it as well, and rows of both splits that were read leave it where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+from gradmm.config.settings import Settings
+from gradmm.errors import InputError
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.perplexity import log_perplexities
+
+#: Rows of each split that are compared.
+ROWS = 1000
+
+#: Neighbours of each text.
+NEIGHBOURS = 5
+
+#: Of the test that the AUC exceeds 1/2, and of the smallest AUC that it is said to find.
+SIGNIFICANCE, POWER = 0.05, 0.8
+
+#: Rows of each split that a comparison needs.
+MIN_ROWS = 20
+
+#: Rate and batch size at which a copy of the model reads rows, to see whether the comparison would tell.
+READING_RATE, READING_BATCH = 1e-4, 8
+
+
+class Comparison(Settings):
+    """One score, compared between rows that may have been read and rows that were not.
+
+    Attributes:
+        read, withheld: numbers of rows.
+        auc: the area under the ROC curve; `low` and `high` end its 95% interval (DeLong et al. 1988).
+        detectable_auc: the smallest one that a one-sided 5% test finds with a power of 80%.
+    """
+
+    score: str
+    read: int
+    withheld: int
+    auc: float
+    low: float
+    high: float
+    detectable_auc: float
+
+    @property
+    def found(self) -> bool:
+        """Whether the rows that may have been read are likelier, at the significance of the test."""
+        return self.auc - 0.5 > _normal_quantile(1 - SIGNIFICANCE) * _null_deviation(self.read, self.withheld)
+
+
+class Contamination(Settings):
+    """The comparison of the train rows with the withheld ones, and what it finds in a copy that has read some.
+
+    Attributes:
+        comparisons: by score.
+        planted: the same scores of a copy of the model that has read half of the train rows once, which are
+            compared with the other half. Empty where there is no copy.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    planted: tuple[Comparison, ...]
+
+    @property
+    def found(self) -> bool:
+        """Whether the score that compares a text with itself is higher for the train rows."""
+        return self.comparisons[-1].found
+
+
+def contamination(
+    language_model: LanguageModel,
+    train: Sequence[str],
+    withheld: Sequence[str],
+    copy: Callable[[], LanguageModel] | None,
+    seed: int = 0,
+) -> Contamination:
+    """Compare train rows with rows that the model has not read.
+
+    Args:
+        copy: makes a copy of the model whose weights can be trained; None leaves `planted` empty.
+        seed: draws `ROWS` rows of each, and the neighbours.
+
+    Raises:
+        InputError: for fewer than `MIN_ROWS` texts of two words and more.
+    """
+    rng = np.random.default_rng(seed)
+    read, fresh = (
+        [texts[i] for i in rng.permutation(len(texts))[:ROWS]] for texts in (list(train), list(withheld))
+    )
+    comparisons = compared(text_scores(language_model, read, seed), text_scores(language_model, fresh, seed))
+    if copy is None:
+        return Contamination(comparisons=comparisons, planted=())
+    reader, half = copy(), len(read) // 2
+    read_once(reader, read[:half], seed)
+    known, unknown = (text_scores(reader, part, seed) for part in (read[:half], read[half:]))
+    return Contamination(comparisons=comparisons, planted=compared(known, unknown))
+
+
+def text_scores(
+    language_model: LanguageModel, texts: Sequence[str], seed: int
+) -> dict[str, Float[np.ndarray, " texts"]]:
+    """Compute both scores, by name. Texts of one word, which have no neighbours, are left out."""
+    rng = np.random.default_rng(seed)
+    with_neighbours = [[text, *neighbours(text, rng)] for text in texts if len(text.split()) > 1]
+    tokens = [language_model.encode(each) for group in with_neighbours for each in group]
+    losses = np.array(log_perplexities(language_model, tokens)).reshape(-1, 1 + NEIGHBOURS)
+    losses = losses[np.isfinite(losses).all(axis=1)]
+    return {"loss": -losses[:, 0], "neighbours": losses[:, 1:].mean(axis=1) - losses[:, 0]}
+
+
+def neighbours(text: str, rng: np.random.Generator) -> list[str]:
+    """Return the text with two neighbouring words exchanged, at random places."""
+    words = text.split()
+    places = rng.integers(0, len(words) - 1, NEIGHBOURS).tolist()
+    return [" ".join([*words[:i], words[i + 1], words[i], *words[i + 2 :]]) for i in places]
+
+
+def compared(
+    read: dict[str, Float[np.ndarray, " read"]], withheld: dict[str, Float[np.ndarray, " withheld"]]
+) -> tuple[Comparison, ...]:
+    """Compare each score.
+
+    Raises:
+        InputError: for fewer than `MIN_ROWS` rows of either.
+    """
+    return tuple(_comparison(score, values, withheld[score]) for score, values in read.items())
+
+
+def _comparison(
+    score: str, read: Float[np.ndarray, " read"], withheld: Float[np.ndarray, " withheld"]
+) -> Comparison:
+    few = min(len(read), len(withheld))
+    if few < MIN_ROWS:
+        problem = f"{few} rows of two words and more are too few to compare"
+        raise InputError(problem, "contamination", f"give {MIN_ROWS} and more of train and of test")
+    auc, deviation = delong(read, withheld)
+    reach = _normal_quantile(1 - SIGNIFICANCE / 2) * deviation
+    quantiles = _normal_quantile(1 - SIGNIFICANCE) + _normal_quantile(POWER)
+    detectable = 0.5 + quantiles * _null_deviation(len(read), len(withheld))
+    return Comparison(
+        score=score,
+        read=len(read),
+        withheld=len(withheld),
+        auc=auc,
+        low=max(0.0, auc - reach),
+        high=min(1.0, auc + reach),
+        detectable_auc=min(1.0, detectable),
+    )
+
+
+def delong(
+    positives: Float[np.ndarray, " positives"], negatives: Float[np.ndarray, " negatives"]
+) -> tuple[float, float]:
+    """Return the AUC and its standard deviation (DeLong et al. 1988, by the ranks of Sun and Xu 2014)."""
+    m, n = len(positives), len(negatives)
+    ranks = rankdata(np.concatenate([positives, negatives]))
+    above = (ranks[:m] - rankdata(positives)) / n  # the share of negatives below each positive
+    below = 1 - (ranks[m:] - rankdata(negatives)) / m
+    return float(above.mean()), math.sqrt(above.var(ddof=1) / m + below.var(ddof=1) / n)
+
+
+def _normal_quantile(probability: float) -> float:
+    return float(ndtri(probability))
+
+
+def _null_deviation(read: int, withheld: int) -> float:
+    """The standard deviation of the AUC of two samples of one distribution (Mann and Whitney 1947)."""
+    return math.sqrt((read + withheld + 1) / (12 * read * withheld))
+
+
+def read_once(language_model: LanguageModel, texts: Sequence[str], seed: int) -> None:
+    """Train a model on texts, each of them once, by Adam on all weights that require gradients."""
+    weights = [each for each in language_model.model.parameters() if each.requires_grad]
+    optimizer = torch.optim.Adam(weights, lr=READING_RATE)
+    start = language_model.tokenizer.bos_token_id
+    tokens = [[*([] if start is None else [start]), *language_model.encode(text)] for text in texts]
+    order = np.random.default_rng(seed).permutation([i for i, each in enumerate(tokens) if len(each) > 1])
+    for first in range(0, len(order), READING_BATCH):
+        part = [torch.tensor(tokens[i]) for i in order[first : first + READING_BATCH].tolist()]
+        lengths = torch.tensor([len(each) for each in part])
+        ids = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
+        counted = torch.arange(1, ids.shape[1]) < lengths[:, None]
+        ids, counted = ids.to(language_model.device), counted.to(language_model.device)
+        logits = language_model.model(input_ids=ids).logits[:, :-1]
+        torch.nn.functional.cross_entropy(logits[counted].float(), ids[:, 1:][counted]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
