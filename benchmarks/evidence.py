@@ -77,7 +77,7 @@ def in_results(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     """Name and round the columns of a study's table as the other data of the results have them."""
     table = table.rename(columns=lambda name: name.replace("difference", "lead").replace("_half_width", "_ci95"))
     for name in table.select_dtypes("float64"):
-        form = "{:.1e}" if name == "learning_rate" else "{:.3f}"
+        form = "{:g}" if name == "learning_rate" else "{:.3f}"
         table[name] = table[name].map(lambda value, form=form: "" if pd.isna(value) else form.format(value))
     table.insert(0, "run", study.name)
     table.insert(1, "set", study.data)
