@@ -159,7 +159,7 @@ def test_a_mechanism_that_fails_its_audit_releases_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MechanismAudit, "failed", ["noise is 0"])
-    with pytest.raises(RuntimeError, match="the mechanism's audit failed: noise is 0"):
+    with pytest.raises(RuntimeError, match="the mechanism's audit failed twice: noise is 0"):
         gradmm.target_gradient(language_model, recipe(), records, ledger=ledger)
     assert ledger.all_entries() == []
 
