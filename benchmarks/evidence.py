@@ -106,7 +106,7 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="NAME", help="studies; default: all")
     parser.add_argument("--material", type=Path, required=True)
     parser.add_argument("--list", action="store_true", help="print what is missing, with its command")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if not (options.folder / "material").exists():
         (options.folder / "material").symlink_to(options.material.resolve(), target_is_directory=True)
