@@ -88,7 +88,7 @@ def public_means(language_model: LanguageModel, template: TokenisedTemplate, tex
     first, middle, _ = (layer.shape[-1] for layer in language_model.layers(language_model.probe))
     centre = means.mean(dim=0)
     unit = float((means - centre)[:, first : first + middle].norm(dim=1).median())
-    if not (np.isfinite(unit) and unit > 0):
+    if not unit > 1e-9 * float(centre[first : first + middle].norm()):  # also if one is NaN
         problem = "the model's own texts are all the same, or their hidden states are not finite"
         raise InputError(problem, "model.dtype", "set it to float32, or leave epsvec out of the arms")
     of_middle = torch.zeros(middle, means.shape[1], dtype=torch.float64, device=means.device)
