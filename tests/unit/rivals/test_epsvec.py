@@ -231,6 +231,6 @@ def test_texts_are_steered_and_the_same_again(phi: LanguageModel, template: Toke
 
 
 def test_texts_that_are_all_the_same_have_no_unit(phi: LanguageModel, template: TokenisedTemplate) -> None:
-    same = own_texts(phi).assign(token_ids=[phi.encode("the same")] * 6)
+    same = own_texts(phi).assign(token_ids=pd.Series([phi.encode("the same")] * 6))
     with pytest.raises(InputError, match="the model's own texts are all the same, or their hidden states"):
         public_means(phi, template, same)
