@@ -17,7 +17,7 @@ from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.inputs import demo_material, read_split, refer_to_data
 
 
-def audit_contamination(requested: Recipe, root_path: Location) -> Contamination:
+def audit_contamination(requested: Recipe, root_path: Location) -> None:
     """Compare a recipe's train rows with its test rows by the model's own loss, and print what is found.
 
     Raises:
@@ -41,7 +41,6 @@ def audit_contamination(requested: Recipe, root_path: Location) -> Contamination
 
     found = redact_errors(compared, "contamination", root.errors)
     _print(found, recipe, reference.name)
-    return found
 
 
 def _print(found: Contamination, recipe: Recipe, model: str) -> None:

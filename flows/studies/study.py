@@ -59,7 +59,7 @@ from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_record
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
 from gradmm.tasks.studies.epsvec import private_means, steered_texts
-from gradmm.tasks.studies.private_evolution import check_rivals_budget, private_votes, variations
+from gradmm.tasks.studies.private_evolution import check_votes_budget, private_votes, variations
 from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
@@ -185,7 +185,7 @@ class Study:
             if iteration:
                 texts = runs.run(variations, kept=texts, iteration=iteration, **writes)
             elif runs.found(private_votes, texts=texts, **releases) is None:
-                check_rivals_budget(runs.context, releases["mechanism"])
+                check_votes_budget(runs.context, releases["mechanism"])
             texts = runs.run(private_votes, texts=texts, **releases)
         return texts
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from gradmm.config.settings import Settings
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.perplexity import log_perplexities
+from gradmm.metrics.roc import delong
 
 #: Rows of each split that are compared.
 ROWS = 1000
@@ -36,7 +36,7 @@ ROWS = 1000
 #: Neighbours of each text.
 NEIGHBOURS = 5
 
-#: Of the test that the AUC exceeds 1/2, and of the smallest AUC that it is said to find.
+#: Significance of the one-sided test of an AUC above 1/2, and the power at which an AUC counts as detectable.
 SIGNIFICANCE, POWER = 0.05, 0.8
 
 #: Rows of each split that a comparison needs.
@@ -94,7 +94,7 @@ def contamination(
     copy: Callable[[], LanguageModel] | None,
     seed: int = 0,
 ) -> Contamination:
-    """Compare train rows with rows that the model has not read.
+    """Compare train rows with withheld rows.
 
     Args:
         copy: makes a copy of the model whose weights can be trained; None leaves `planted` empty.
@@ -166,17 +166,6 @@ def _comparison(
         high=min(1.0, auc + reach),
         detectable_auc=min(1.0, detectable),
     )
-
-
-def delong(
-    positives: Float[np.ndarray, " positives"], negatives: Float[np.ndarray, " negatives"]
-) -> tuple[float, float]:
-    """Return the AUC and its standard deviation (DeLong et al. 1988, by the ranks of Sun and Xu 2014)."""
-    m, n = len(positives), len(negatives)
-    ranks = rankdata(np.concatenate([positives, negatives]))
-    above = (ranks[:m] - rankdata(positives)) / n  # the share of negatives below each positive
-    below = 1 - (ranks[m:] - rankdata(negatives)) / m
-    return float(above.mean()), math.sqrt(above.var(ddof=1) / m + below.var(ddof=1) / n)
 
 
 def _normal_quantile(probability: float) -> float:

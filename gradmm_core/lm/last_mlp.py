@@ -38,6 +38,11 @@ def only_last(mlp: nn.Module, positions: int) -> Iterator[None]:
             hook.remove()
 
 
+def layers_of(body: Any) -> nn.ModuleList:
+    """Return a body's layers: its longest list of modules; empty if it has none."""
+    return max((m for m in body.modules() if isinstance(m, nn.ModuleList)), key=len, default=nn.ModuleList())
+
+
 @torch.no_grad()
 def last_mlp(body: Any, probe: Tensor) -> nn.Module | None:
     """Return the MLP of a body's last layer if `only_last` preserves the last hidden state, or None.
@@ -45,7 +50,7 @@ def last_mlp(body: Any, probe: Tensor) -> nn.Module | None:
     Args:
         probe: token ids of a short input, one row.
     """
-    layers = max((m for m in body.modules() if isinstance(m, nn.ModuleList)), key=len, default=nn.ModuleList())
+    layers = layers_of(body)
     mlp = getattr(layers[-1], "mlp", None) if len(layers) else None
     if not isinstance(mlp, nn.Module):
         return None

@@ -2,5 +2,5 @@
 
 - `private_evolution`: texts of the model that the records vote for (Aug-PE).
 - `epsvec`: texts of the model, steered by a noisy mean of the records (EPSVec).
-- `releases`: what their releases have in common.
+- `releases`: the ledger entry and the columns that they share.
 """

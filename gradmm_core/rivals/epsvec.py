@@ -34,6 +34,7 @@ from gradmm.generation.result import released_texts
 from gradmm.generation.sampler import ModelSampler
 from gradmm.generation.written import Writer
 from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.last_mlp import layers_of
 from gradmm.lm.perplexity import log_perplexities
 from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
@@ -48,7 +49,7 @@ from gradmm.target.record_batches import RecordBatches
 from gradmm.target.tables import matrix_of, to_table
 from gradmm.target.target_space import from_table
 
-#: What is released, for the ledger.
+#: Name of the released vector in the ledger.
 SPACE = "mean hidden states"
 
 #: Texts of the model in a forward pass.
@@ -57,7 +58,7 @@ BATCH_SIZE = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PublicMeans:
-    """What the model's own texts say.
+    """Mean hidden states of the model's own texts.
 
     Attributes:
         features: maps a text's means to (h - m) / s, clipped to norm 1.
@@ -158,8 +159,7 @@ def middle_layer(language_model: LanguageModel) -> nn.Module:
     Raises:
         InputError: if the model has none of that kind.
     """
-    body: Any = language_model.model.base_model
-    layers = max((m for m in body.modules() if isinstance(m, nn.ModuleList)), key=len, default=nn.ModuleList())
+    layers = layers_of(language_model.model.base_model)
     middle = (len(layers) + 1) // 2
     seen: list[Tensor] = []
     if middle < len(layers):

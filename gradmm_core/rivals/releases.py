@@ -1,4 +1,4 @@
-"""What the releases of all rivals have in common: their entry in the ledger, and the columns of their texts."""
+"""Shared by all rivals: their entry in the ledger, and the columns of texts that no filter has read."""
 
 from __future__ import annotations
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from gradmm.errors import InputError
 from gradmm.privacy.ledger import Budget, Ledger, Release
+from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.stage_task import Publication, RunContext
+
+Sums = TypeVar("Sums")
 
 
 def ledger_of(context: RunContext) -> Ledger:
@@ -59,6 +63,33 @@ def charged_release(
             made = publish()
             finish(made.sha256)
     return made
+
+
+def released_once(
+    context: RunContext,
+    mechanism: GaussianMechanism,
+    release: Release,
+    publication: Publication,
+    private_sums: Callable[[], Sums],
+    publish: Callable[[Sums], StageArtifact],
+) -> StageArtifact:
+    """Find a release again, or compute private sums, charge them, and publish them with noise.
+
+    A release that the budget refuses is refused before anything is computed. A mechanism that is not safe, which
+    promises nothing, is not charged.
+
+    Args:
+        private_sums: reads the records.
+        publish: draws the noise and writes the stage's Parquet.
+    """
+    if not mechanism.safe:
+        return publish(private_sums())
+    ledger = ledger_of(context)
+    if made := already_released(ledger, publication):
+        return made
+    ledger.check(release, proposed_budget(context))  # fail early; charging checks again
+    sums = private_sums()
+    return charged_release(context, ledger, release, publication, lambda: publish(sums))
 
 
 def uncharged(ledger: Ledger) -> InputError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gradmm.config.settings import GenerationSettings, TargetGradientSettings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model, read_split
-from gradmm.tasks.runtime.releasing import already_released, charged_release, ledger_of, proposed_budget
+from gradmm.tasks.runtime.releasing import released_once
 from gradmm.tasks.runtime.stage_task import (
     Outcome,
     Publication,
@@ -17,6 +19,11 @@ from gradmm.tasks.runtime.stage_task import (
     stage_key,
     stage_task,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradmm.rivals.epsvec import PublicMeans
 
 STAGE = "private_means"
 
@@ -44,9 +51,6 @@ def private_means(
     from gradmm.rivals.epsvec import SPACE, class_sums, public_means, released_vectors
     from gradmm.rivals.releases import rival_release
 
-    ledger = ledger_of(context)
-    if mechanism.safe and (made := already_released(ledger, publication)):
-        return made
     public = {
         "texts": texts,
         "space": space,
@@ -57,19 +61,16 @@ def private_means(
     }
     settings_key = stage_key(STAGE, public)
     release = rival_release(context.recipe, mechanism, SPACE, key=publication.key, settings_key=settings_key)
-    if mechanism.safe:
-        ledger.check(release, proposed_budget(context))  # fail early; charging checks again
-    language_model, template = read_model(context, model, prompt_template)
-    means = public_means(language_model, template, texts.read())
-    data = read_split(context, train)
-    sums = class_sums(language_model, template, means.features, data, space, matching)
 
-    def publish() -> StageArtifact:
-        return publication.publish(*released_vectors(sums, means, mechanism))
+    def sums() -> tuple[dict[int, Tensor], PublicMeans]:
+        language_model, template = read_model(context, model, prompt_template)
+        means, data = public_means(language_model, template, texts.read()), read_split(context, train)
+        return class_sums(language_model, template, means.features, data, space, matching), means
 
-    if not mechanism.safe:
-        return publish()
-    return charged_release(context, ledger, release, publication, publish)
+    def publish(private: tuple[dict[int, Tensor], PublicMeans]) -> StageArtifact:
+        return publication.publish(*released_vectors(*private, mechanism))
+
+    return released_once(context, mechanism, release, publication, sums, publish)
 
 
 @stage_task("steered_texts")

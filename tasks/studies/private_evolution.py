@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gradmm.config.settings import GenerationSettings, TargetGradientSettings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model, read_split
-from gradmm.tasks.runtime.releasing import already_released, charged_release, ledger_of, proposed_budget
+from gradmm.tasks.runtime.releasing import ledger_of, proposed_budget, released_once
 from gradmm.tasks.runtime.stage_task import (
     Outcome,
     Publication,
@@ -17,6 +19,10 @@ from gradmm.tasks.runtime.stage_task import (
     stage_key,
     stage_task,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
 
 STAGE = "private_votes"
 
@@ -43,9 +49,6 @@ def private_votes(
     from gradmm.rivals.private_evolution import SPACE, vote_mechanism, voted_texts, votes_of_records
     from gradmm.rivals.releases import rival_release
 
-    ledger = ledger_of(context)
-    if mechanism.safe and (made := already_released(ledger, publication)):
-        return made
     public = {
         "texts": texts,
         "space": space,
@@ -59,19 +62,18 @@ def private_votes(
     release = rival_release(
         context.recipe, mechanism, SPACE, iterations, publication.key, stage_key(STAGE, public)
     )
-    if mechanism.safe:
-        ledger.check(release, proposed_budget(context))  # fail early; charging checks again
-    language_model, template = read_model(context, model, prompt_template)
-    data, candidates = read_split(context, train), texts.read()
-    votes = votes_of_records(language_model, template, candidates, data, space, matching, per_class)
 
-    def publish() -> StageArtifact:
+    def votes() -> tuple[pd.DataFrame, dict[int, np.ndarray]]:
+        language_model, template = read_model(context, model, prompt_template)
+        data, candidates = read_split(context, train), texts.read()
+        counted = votes_of_records(language_model, template, candidates, data, space, matching, per_class)
+        return candidates, counted
+
+    def publish(private: tuple[pd.DataFrame, dict[int, np.ndarray]]) -> StageArtifact:
         each = vote_mechanism(mechanism, iterations)
-        return publication.publish(*voted_texts(candidates, votes, each, per_class))
+        return publication.publish(*voted_texts(*private, each, per_class))
 
-    if not mechanism.safe:
-        return publish()
-    return charged_release(context, ledger, release, publication, publish)
+    return released_once(context, mechanism, release, publication, votes, publish)
 
 
 @stage_task("variations")
@@ -97,16 +99,17 @@ def variations(
     )
 
 
-def check_rivals_budget(context: RunContext, mechanism: GaussianMechanism) -> None:
-    """Refuse a rival whose releases together would exceed the budget, before the first is charged.
+def check_votes_budget(context: RunContext, mechanism: GaussianMechanism) -> None:
+    """Refuse Private Evolution whose histograms together would exceed the budget, before the first is charged.
 
     Args:
-        mechanism: of all its releases together, with sensitivity 1.
+        mechanism: of all histograms together, with sensitivity 1.
 
     Raises:
         BudgetExhausted: if they would.
     """
+    from gradmm.rivals.private_evolution import SPACE
     from gradmm.rivals.releases import rival_release
 
     if mechanism.safe:
-        ledger_of(context).check(rival_release(context.recipe, mechanism, "a rival"), proposed_budget(context))
+        ledger_of(context).check(rival_release(context.recipe, mechanism, SPACE), proposed_budget(context))

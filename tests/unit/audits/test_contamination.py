@@ -22,7 +22,6 @@ from gradmm.audits.contamination import (
     Contamination,
     compared,
     contamination,
-    delong,
     neighbours,
     read_once,
     text_scores,
@@ -30,6 +29,7 @@ from gradmm.audits.contamination import (
 from gradmm.demo.grammar import private_rows
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
+from gradmm.metrics.roc import delong
 from tests.conftest import tiny_language_model
 
 finite = st.floats(-5, 5).map(lambda value: round(value, 1))  # with ties
