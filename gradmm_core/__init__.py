@@ -4,7 +4,7 @@ Packages, lowest first; each imports only from those before it. `tasks`, `flows`
 folder in the repository, and are installed below it:
 
     errors      errors that a user can act on
-    threads     the number of torch's threads
+    threads     how torch computes: threads, and products of float32 matrices
     config      recipes and their settings
     storage     files and objects under a root: stages' Parquets, schemas, redacted errors
     demo        the embedded corpus and the embedded model

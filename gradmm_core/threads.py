@@ -1,4 +1,4 @@
-"""The number of torch's threads."""
+"""How torch computes on this machine: its threads, and its products of float32 matrices."""
 
 from __future__ import annotations
 
@@ -17,3 +17,20 @@ def limit_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def reduced_precision_products() -> Iterator[None]:
+    """Let processors round the factors of float32 matrix products while active; sums stay in float32.
+
+    A GPU then computes products in TF32, and a CPU by oneDNN, in bfloat16 if it has instructions for that. A CPU
+    without them still computes in float32; on AMD processors this is twice as fast as by the default library.
+    """
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -36,6 +36,7 @@ from gradmm.lm.classification import class_losses, score
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.template import TokenisedTemplate, length_bucketed, tokenise_split
+from gradmm.threads import reduced_precision_products
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ CONFUSION = "confusion"
 class Finetuning:
     """The inputs that all fine-tuning runs of one model share.
 
-    Runs train in float32 and without dropout (`trainable_model`). The result therefore depends only on texts,
-    schedule and seed.
+    Runs train float32 weights without dropout (`trainable_model`); the processor may round the factors of matrix
+    products (`reduced_precision_products`). On one machine, the result depends only on texts, schedule and seed.
     """
 
     reference: ModelReference
@@ -128,9 +129,10 @@ class Finetuning:
         for rows in length_bucketed([len(text) for text in examples.texts], PART_SIZE):
             part = examples.take(rows)
             probabilities = part.class_probabilities(self.template.labels)
-            losses = class_losses(language_model, self.template, part.texts, probabilities)
-            loss = losses.sum() / len(examples)
-            loss.backward()
+            with reduced_precision_products():
+                losses = class_losses(language_model, self.template, part.texts, probabilities)
+                loss = losses.sum() / len(examples)
+                loss.backward()
             mean_loss += loss.detach()
         return mean_loss
 
@@ -288,13 +290,14 @@ def _evaluate(
     offsets = torch.tensor(offset or [0.0] * len(finetuning.template.labels), dtype=torch.float64)
     rows = []
     for split, examples in (("validation", held_out.validation), ("test", held_out.test)):
-        scores = score(
-            language_model,
-            finetuning.template,
-            examples.texts,
-            examples.labels,
-            finetuning.settings.eval_batch_size,
-        )
+        with reduced_precision_products():
+            scores = score(
+                language_model,
+                finetuning.template,
+                examples.texts,
+                examples.labels,
+                finetuning.settings.eval_batch_size,
+            )
         columns = [finetuning.template.labels.index(label) for label in examples.labels]
         answers = (scores.class_logits - offsets).argmax(dim=1)
         correct = answers == torch.tensor(columns)

@@ -18,9 +18,9 @@ RUN_STAGES = {
     "loss_selection": 6,
     "category_balance": 3,
     "labelling": 1,
-    "arm_eval": 5,
+    "arm_eval": 6,
     "finetune_eval": 5,
-    "mia_audit": 3,
+    "mia_audit": 4,
     "memorisation": 1,
 }
 

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_
 from gradmm.config.settings import FinetuneEvalSettings, ModelSettings
 from gradmm.data.examples import Examples, HeldOut
 from gradmm.errors import InputError
+from gradmm.evaluation import finetune_eval
 from gradmm.evaluation.finetune_eval import (
     COLUMNS,
     CONFUSION,
@@ -491,3 +493,34 @@ def test_the_demo_models_have_the_stated_zero_shot_accuracy(material: Path, name
     examples = Examples(tokens, data["label"].tolist())
     frame = evaluate_before(finetuning, HeldOut(examples.take([0]), examples))
     assert summarise(frame)["accuracy_before"] == pytest.approx(expected, abs=0.002)
+
+
+def test_products_have_reduced_precision_in_training_and_evaluation_only(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere, as where private records are summed, float32 is computed as it is."""
+    seen = {}
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            seen[name] = torch.get_float32_matmul_precision()
+            return function(*arguments)
+
+        return call
+
+    for name in ("class_losses", "score"):
+        monkeypatch.setattr(finetune_eval, name, watched(name, getattr(finetune_eval, name)))
+    finetuning = finetuning_of(tiny_model, prompt_template, steps=2, learning_rates=[1e-3], evaluate_every=1)
+    assert torch.get_float32_matmul_precision() == "highest"
+    for step, _ in finetuning.checkpoints(separable(4), Schedule(1e-3, 2), 0, ""):
+        assert torch.get_float32_matmul_precision() == "highest", step
+    evaluate_before(finetuning, HeldOut(separable(4), separable(4)))
+    assert seen == {"class_losses": "medium", "score": "medium"}
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(finetune_eval, "class_losses", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        finetuning.finetune(separable(4), Schedule(1e-3, 2), 0)
+    assert torch.get_float32_matmul_precision() == "highest"
