@@ -34,7 +34,7 @@ from prefect.runtime import flow_run
 
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import FinetuneEvalSettings
-from gradmm.evaluation.arm import Arm
+from gradmm.evaluation.arm import CALIBRATED, Arm
 from gradmm.flows.runtime.run_names import timed_name
 from gradmm.flows.runtime.ui_logs import logs_in_ui
 from gradmm.flows.studies.study import Study
@@ -150,9 +150,10 @@ def scarce(
     rows = tuple(sorted(set(rows)))
     check_scarce(recipe, rows)
     study = Study("scarce", recipe, root, command)
-    before, zero_shot, product = ARMS["before"], ARMS["zero-shot"], ARMS[PRODUCT]
+    before, calibrated, zero_shot, product = (ARMS[n] for n in ("before", CALIBRATED, "zero-shot", PRODUCT))
+    untrained = {arm: study.texts(arm) for arm in (before, calibrated)}
     written = {zero_shot: study.texts(zero_shot)}
-    few, plans = [0, study.size], [study.trials({before: None}, [0]), study.trials(written, [study.size])]
+    few, plans = [0, study.size], [study.trials(untrained, [0]), study.trials(written, [study.size])]
     for count in rows:
         variants = {seed: study.from_rows(count, seed) for seed in study.seeds}
         few += [count, count]
@@ -161,7 +162,7 @@ def scarce(
             study.trial(v.target_context, product, v.texts[seed], study.size, seed) for seed, v in variants.items()
         ]
         plans += [[rows_alone], [synthetic]]
-    arms = (before, zero_shot, REAL_ROWS, product)
+    arms = (before, calibrated, zero_shot, REAL_ROWS, product)
     return study.finish(tables.scarce, arms, rows, few=few, evaluations=study.evaluate(plans))
 
 

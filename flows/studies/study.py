@@ -41,6 +41,7 @@ from gradmm.storage.location import Location
 from gradmm.studies.arm_recipes import (
     equal_draws,
     few_shot,
+    few_texts,
     rerank,
     soft_zero_shot,
     with_epsilon,
@@ -64,7 +65,7 @@ from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
 
-#: Texts per class of the trial generations of `rerank`: enough for a mean cost, as texts differ in length.
+#: Texts per class of generations that are not trained on. Enough for a mean cost, as texts differ in length.
 TRIAL_TEXTS = 20
 
 #: The source of an arm's texts, by seed; None if they are random rows or there are none.
@@ -234,8 +235,11 @@ class Study:
             per_class = self.recipe.texts_per_class
             selected = self.runs.run(coresets, **self.inputs("train"), per_class=per_class)
             return dict.fromkeys(self.seeds, selected)
-        if arm.name == CALIBRATED:  # the stage that labels by the calibrated model has measured its offset
-            return self.texts(ARMS[SOFT_ZERO_SHOT])
+        if arm.name == CALIBRATED:
+            # The stage that labels by the calibrated model measures its offset, whatever texts it labels.
+            recipe = few_texts(self._baseline(ARMS[SOFT_ZERO_SHOT]), TRIAL_TEXTS)
+            runs = self._variant_runs(CALIBRATED, recipe)
+            return Variant(runs, self.quiet, recipe, self.target_context, self.seeds[:1]).texts
         if arm.source in ("nothing", "train"):
             return None
         recipe = self._baseline(arm)
@@ -250,9 +254,7 @@ class Study:
             return recipes[arm.name](self.recipe)
         costs = [self.product.generated[self.seeds[0]].figures["token_passes_per_text"]]
         for draws in (1, 2):
-            trial = rerank(self.recipe, draws)
-            few = {"per_class": min(TRIAL_TEXTS, trial.generation.per_class)}
-            trial = trial.model_copy(update={"generation": trial.generation.model_copy(update=few)})
+            trial = few_texts(rerank(self.recipe, draws), TRIAL_TEXTS)
             generated = generated_texts(self.quiet, trial, self.target_context)
             costs.append(generated.figures["token_passes_per_text"])
         draws = equal_draws(*costs)

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pandas as pd
 
-#: Total rows of the arm `real-1k`.
-REAL_1K = 1000
+#: Total rows of the arms of random real rows that are not as many as the texts.
+FIXED_ROWS = {"real-100": 100, "real-1k": 1000}
 
 #: Name of the arm of the model itself, calibrated by public text: no training, and no row of the data.
 CALIBRATED = "calibrated model"
@@ -35,13 +35,14 @@ class Arm:
     def sizes(self, sizes: Sequence[int], train_rows: int | None = None) -> list[int]:
         """Return the sizes at which the arm is evaluated.
 
-        `before`, `calibrated model`, `real-1k` and `all rows` have one fixed size each.
+        `before`, `calibrated model`, `real-100`, `real-1k` and `all rows` have one fixed size each.
 
         Args:
             train_rows: size of `all rows`; if None, that arm has no size.
         """
         all_rows = [] if train_rows is None else [train_rows]
-        fixed = {"before": [0], CALIBRATED: [0], "real-1k": [REAL_1K], ALL_ROWS: all_rows}
+        fixed = {"before": [0], CALIBRATED: [0], ALL_ROWS: all_rows}
+        fixed |= {name: [rows] for name, rows in FIXED_ROWS.items()}
         return fixed.get(self.name, list(sizes))
 
 

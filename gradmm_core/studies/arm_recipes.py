@@ -59,6 +59,12 @@ def written(recipe: Recipe, factor: int) -> Recipe:
     return _untilted(recipe).model_copy(update={"generation": recipe.generation.model_copy(update=changes)})
 
 
+def few_texts(recipe: Recipe, per_class: int) -> Recipe:
+    """Generate at most `per_class` texts of each class."""
+    few = {"per_class": min(per_class, recipe.generation.per_class)}
+    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update=few)})
+
+
 def without_release(recipe: Recipe, labels: Literal["hard", "soft"]) -> Recipe:
     """Label texts as they were written, or by the calibrated model."""
     labelling = recipe.labelling.model_copy(update={"labels": labels, "release": False})

@@ -10,7 +10,8 @@ serves all sizes. The order of the texts is
     herding, k-center    as selected
     private-evolution    by noisy votes, under a guarantee; with hard labels, or soft ones of the calibrated model
     epsvec               as written; the same guarantee and labels
-    random, real-1k      a random draw for each seed
+    random, real-100,
+    real-1k              a random draw for each seed
     all rows             all train rows, the ceiling
 """
 
@@ -61,6 +62,7 @@ ARMS = {
         Arm("herding", "coreset"),
         Arm("k-center", "coreset"),
         Arm("random", "train"),
+        Arm("real-100", "train"),
         Arm("real-1k", "train"),
         Arm(ALL_ROWS, "train"),
         Arm(PRODUCT, "synthetic"),

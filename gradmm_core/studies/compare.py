@@ -40,8 +40,8 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
     The columns are those of the stage `compare` without `way`; see `with_way`.
 
     `difference` is the product's accuracy minus the arm's, each of the checkpoint chosen on validation. An arm at
-    a size that the product does not have (`before`, `real-1k`, `all rows`) is compared with the product's largest
-    size.
+    a size that the product does not have (`before`, `real-1k`, `all rows`, ...) is compared with the product's
+    largest size.
 
     Args:
         evaluations: rows of `arm_eval`, of all arms, sizes and seeds.

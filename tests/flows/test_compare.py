@@ -42,7 +42,7 @@ SIZES, SEEDS = (2, 5), (0, 1, 2)
 UNTRAINED = ["before", "calibrated model"]
 
 #: Arms with sizes.
-EVALUATED = [name for name in ARMS if name not in (*UNTRAINED, "real-1k", "all rows")]
+EVALUATED = [name for name in ARMS if name not in (*UNTRAINED, "real-100", "real-1k", "all rows")]
 
 #: Public examples for few-shot; the label filter itself stays off.
 EXEMPLARS = [{"text": "a warm room", "label": 1}, {"text": "a cold room", "label": 0}]
@@ -105,8 +105,8 @@ def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(roo
     assert first.run_id == record.run_id
     assert second.run_id.endswith("-tiny-compare")
     assert first.report.name == "tables.md"
-    # Eight arms of two sizes with three seeds, real-1k and all rows with three, and two of the model itself.
-    assert len(stages(record, "arm_eval")) == 8 * 2 * 3 + 2 * 3 + 2
+    # Eight arms of two sizes with three seeds, real rows of three sizes with three, and two of the model itself.
+    assert len(stages(record, "arm_eval")) == 8 * 2 * 3 + 3 * 3 + 2
     ends = table.set_index("arm").loc[["before", "all rows"]]
     assert ends[["size", "texts"]].to_numpy().tolist() == [[0, 0], [40, 40]]
     before, ceiling = ends["accuracy"]

@@ -120,13 +120,14 @@ def test_scarce_texts_come_from_the_few_rows_alone(recipe: Recipe, tmp_path: Pat
     table = record.table.read()
     assert [*zip(table["arm"], table["size"], strict=True)] == [
         ("before", 0),
+        ("calibrated model", 0),
         ("zero-shot", 6),
         ("real rows", 2),
         (PRODUCT, 2),
         ("real rows", 5),
         (PRODUCT, 5),
     ]
-    assert table["seeds"].tolist() == [1, *[len(SEEDS)] * 5]
+    assert table["seeds"].tolist() == [1, 1, *[len(SEEDS)] * 5]
     assert table.loc[table["arm"] == "real rows", "texts"].tolist() == [2, 5]
     assert (table.loc[table["arm"] == PRODUCT, "texts"] > 2).all()
     targets = [stage for stage in record.stages if stage.stage == "target_gradient"]

@@ -77,11 +77,12 @@ def test_arms_of_real_rows_are_private_and_some_arms_have_a_fixed_size() -> None
         "herding",
         "k-center",
         "random",
+        "real-100",
         "real-1k",
         "all rows",
     }
-    fixed = ("before", "calibrated model", "real-1k", "all rows", "random")
-    assert [ARMS[name].sizes([5, 10], 42) for name in fixed] == [[0], [0], [1000], [42], [5, 10]]
+    fixed = ("before", "calibrated model", "real-100", "real-1k", "all rows", "random")
+    assert [ARMS[name].sizes([5, 10], 42) for name in fixed] == [[0], [0], [100], [1000], [42], [5, 10]]
     assert ARMS["all rows"].sizes([5, 10]) == []  # unknown without the data
 
 
