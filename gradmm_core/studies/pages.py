@@ -297,7 +297,7 @@ def _arms(table: pd.DataFrame, columns: Mapping[str, tuple[str, int]]) -> str:
 
 
 def _name(row: Row) -> str:
-    return "before fine-tuning" if row["size"] == 0 else row["arm"]
+    return "before fine-tuning" if row["arm"] == "before" else row["arm"]
 
 
 def _accuracy(row: Row) -> str:

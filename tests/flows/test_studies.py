@@ -142,6 +142,7 @@ def test_scarce_texts_come_from_the_few_rows_alone(recipe: Recipe, tmp_path: Pat
     assert "| real rows |" in page
     against = re.findall(r"before fine-tuning: .+ \((against .+)\)$", page, re.MULTILINE)
     assert against == [f"against 5 real rows of {PRODUCT}"]
+    assert re.search(r"^- calibrated model: .+\(against 5 real rows", page, re.MULTILINE)
     with_two, with_five = table.loc[table["arm"] == PRODUCT, "texts"]
     assert f"{PRODUCT} has {with_two:.0f}, {with_five:.0f} texts, a mean over seeds." in page
 
