@@ -60,7 +60,7 @@ class WordTilt:
 
     Attributes:
         tilt: zero for tokens that do not begin a word, and for those without evidence.
-        wanted: share of each token among all tokens that begin words, as released.
+        wanted: share of each token among all tokens that begin words and have a rate, as released.
         written: the same in the last texts that the tilt was corrected by; in the model's own without any.
         before: the same in the model's own texts.
     """
@@ -143,7 +143,7 @@ def fit_word_tilt(
     """
     allowed = allowed_tokens(language_model, generation.projection.language)
     ratios = naive_bayes.log_ratios(template.labels.index(label))
-    words = allowed.beginnings(len(ratios)).cpu()
+    words = allowed.beginnings(len(ratios)).cpu() & (naive_bayes.public > 0)  # whose rates are known
     tilted = words & (ratios.abs() > EVIDENCE)
     before = _shares(naive_bayes.public, words)
     wanted = _shares(naive_bayes.public * (settings.strength * ratios).exp(), words)

@@ -36,8 +36,12 @@ class PromptCache:
 
     def append(self, cache: Any, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch hidden"]:
         """Append one or more tokens to every text; return the hidden state that predicts the next."""
+        return self.states(cache, tokens)[:, -1]
+
+    def states(self, cache: Any, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new hidden"]:
+        """Append tokens to every text; return the hidden state after each of them."""
         out = self._lm.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        return out.last_hidden_state[:, -1]
+        return out.last_hidden_state
 
     @cached_property
     def _read(self) -> tuple[Any, Float[Tensor, "1 hidden"]]:

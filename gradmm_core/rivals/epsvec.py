@@ -115,7 +115,7 @@ def class_sums(
     """
     table = None if space is None else space.read_table()
     where = from_table(table, template, matching, language_model.device)
-    where = dataclasses.replace(where, features=features, token_rates={})
+    where = dataclasses.replace(where, features=features, frequencies=None)
     batches = RecordBatches(language_model, template, where, matching.batch_size, private=True)
     tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
     sums = {}

@@ -18,8 +18,8 @@ from gradmm.target.tables import matrix_of, moments_of, token_sums_of
 from gradmm.target.target_space import (
     TargetSpace,
     difference_shrinkage,
+    frequencies_from_table,
     from_table,
-    token_rates_from_table,
 )
 from gradmm.target.token_rates import TokenSums
 
@@ -90,6 +90,6 @@ def released_naive_bayes(
     """Fit the naive Bayes classifier to the token rates that were released with the target; None without any."""
     if space is None or matching.token_share == 0:
         return None
-    released = released_token_sums(target, template)
-    public = token_rates_from_table(space.read_table())
-    return fit_naive_bayes(released, public, matching.public_texts * len(public))
+    frequencies = frequencies_from_table(space.read_table())
+    assert frequencies is not None  # the stage target_space writes them for every release with token rates
+    return fit_naive_bayes(released_token_sums(target, template), frequencies)

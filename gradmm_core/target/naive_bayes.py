@@ -6,11 +6,13 @@ zero and normal distributions of growing width, whose weights maximise the likel
 (adaptive shrinkage; Stephens, Biostatistics 2017). Under strong noise the point at zero takes all weight, and the
 classifier says nothing.
 
-    u_v            rate in public text: the model's own, of all classes alike
+    u_v            rate in public text: the model's own, of all classes alike, by its document frequencies
     r_v            rate in the records of all classes;  r_v = u_v (1 + eta_v), eta_v shrunk as above
     r_cv           rate in the records of class c;      r_cv = r_v (1 + theta_cv), theta_cv shrunk as above
     pooled_log_v   log(r_v / u_v): how much more often records contain the token than the model writes it
     weights_cv     log(r_cv / r_v): the evidence of the token for the class
+
+Tokens without a weight (see `token_rates`) have no rates and no evidence.
 
 The classifier's score of class c is the sum of weights_cv over the tokens that a text contains, times a slope of
 at most 1. Tokens of one text repeat one another's evidence, so their plain sum is too sure of itself. The slope is
@@ -21,7 +23,7 @@ release.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradmm.privacy.sensitivity import CONSTANT
-from gradmm.target.token_rates import TokenSums
+from gradmm.target.token_rates import TokenSums, token_weights
 
 #: Standard deviations of the prior's components, relative to the rate that is changed.
 CLASS_WIDTHS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -40,9 +42,6 @@ NULL_TOKENS = 10.0
 
 #: Iterations of expectation-maximisation. Their number is fixed, so that the result depends on the data alone.
 ITERATIONS = 100
-
-#: Public rates are smoothed by this number of texts' worth of every token.
-SMOOTHING = 0.02
 
 #: A class's rate of a token is at most this multiple of the pooled one, and at least its inverse. The pooled rate
 #: has the same lower bound relative to the public one, because a rate of zero has no logarithm.
@@ -56,7 +55,7 @@ class NaiveBayes:
     Attributes:
         weights: log(r_cv / r_v), with one row per class in the order of the labels; zero without evidence.
         pooled_log_ratios: log(r_v / u_v).
-        public: u_v.
+        public: document frequencies in public text; zero for tokens without a weight.
         expected: the mean score of each class (column) of a text of each class (row), by the rates, without slope.
         counts: the released numbers of records of each class.
         count_noise: the standard deviation of the noise in each count.
@@ -97,19 +96,21 @@ class NaiveBayes:
         return replace(self, slope=float((between / variance).clamp(0.0, 1.0).nan_to_num(1.0)))
 
 
-def fit_naive_bayes(
-    released: TokenSums, public: Mapping[int, Float[Tensor, " vocabulary"]], public_texts: int
-) -> NaiveBayes:
+def fit_naive_bayes(released: TokenSums, frequencies: Float[Tensor, " vocabulary"]) -> NaiveBayes:
     """Fit the classifier to released sums, with or without noise.
 
     Args:
-        public: rates in public texts, by label.
-        public_texts: their number, in all classes together.
+        frequencies: the tokens' document frequencies in public text.
     """
-    rates, counts, noise = released.class_rates()
-    model = torch.stack(list(public.values())).double().mean(dim=0) + SMOOTHING / public_texts
-    # A record's vector has entries of this size where it is not zero, so rates vary like counts of it.
-    entry = 1 / model.sum()
+    all_rates, counts, noise = released.class_rates()
+    frequencies = frequencies.double()
+    weighted = token_weights(frequencies)
+    has_weight = weighted > 0
+    rates, weighted, public = all_rates[:, has_weight], weighted[has_weight], frequencies[has_weight]
+    # A record's vector has entries of about this size where it is not zero, so rates vary like counts of it: the
+    # squares of public texts' entries add up to 1.
+    entry = weighted / (weighted.square() @ public).sqrt()
+    model = public * entry
     total = counts.sum()
     shares = counts / total
 
@@ -129,7 +130,12 @@ def fit_naive_bayes(
         weights.append((1 + theta).clamp(1 / MAX_RATIO, MAX_RATIO).log())
     evidence = torch.stack(weights)
     presence = pooled * evidence.exp() / entry  # the probability that a text contains the token
-    return NaiveBayes(evidence, (pooled / model).log(), model, presence @ evidence.mT, counts, noise / CONSTANT)
+    expected = presence @ evidence.mT
+    evidence, pooled_log_ratios = (
+        each.new_zeros(*each.shape[:-1], len(has_weight)).masked_scatter(has_weight, each)
+        for each in (evidence, (pooled / model).log())
+    )
+    return NaiveBayes(evidence, pooled_log_ratios, frequencies * has_weight, expected, counts, noise / CONSTANT)
 
 
 def shrunk(

@@ -31,7 +31,7 @@ from gradmm.lm.template import TokenIds, TokenisedTemplate, make_batch, token_co
 from gradmm.privacy.clipped_sum import RecordVectors
 from gradmm.target.features import text_means
 from gradmm.target.target_space import TargetSpace
-from gradmm.target.token_rates import token_presence
+from gradmm.target.token_rates import token_presence, token_weights
 
 logger = logging.getLogger("gradmm.target")
 
@@ -109,9 +109,9 @@ class RecordBatches:
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
         each = None if features is None else features[:, None]
         tokens = None
-        if self.space.token_rates:
+        if self.space.frequencies is not None:
             fillers: list[list[int]] = [[]] * (rows - len(texts))
-            tokens = token_presence(texts + fillers, len(self.language_model.embeddings)).to(present.device)
+            tokens = token_presence(texts + fillers, token_weights(self.space.frequencies)).to(present.device)
         return RecordVectors(self.space.project(gradients, label), each, present, tokens=tokens)
 
     def _heads(

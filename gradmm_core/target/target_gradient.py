@@ -187,7 +187,7 @@ def target_sums(
         norms = ReleaseNorms.of(
             clipping_norm,
             0.0 if space.features is None else settings.probe_share,
-            settings.token_share if space.token_rates else 0.0,
+            0.0 if space.frequencies is None else settings.token_share,
         )
         record_batches = RecordBatches(language_model, template, space, settings.batch_size, private)
         running = unfinished.read() if unfinished else {}

@@ -13,19 +13,18 @@ example's gradient before clipping, so that only the data's difference from it i
 mean gradient that follows (`mean_gradient`), or the difference itself.
 
 If a probe is released with the target, the space also contains the map from a text's hidden states to features; if
-token rates are, it contains those of the public texts.
+token rates are, it contains the tokens' document frequencies in public text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -41,10 +40,13 @@ from gradmm.lm.template import Batch, TokenisedTemplate, make_batch
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.tables import matrix_of, vectors
-from gradmm.target.token_rates import mean_rates
+from gradmm.target.token_rates import document_frequencies
 
 #: Public text is the same in every run: the recipe's seed must not change the target space.
 SEED = 0
+
+#: The tokens of public texts.
+PUBLIC_LANGUAGE = "any"
 
 #: The public texts that each model wrote last, with what they were asked for by.
 _PUBLIC_TEXTS: WeakKeyDictionary[LanguageModel, tuple[tuple[Any, ...], dict[int, list[list[int]]]]] = (
@@ -56,15 +58,15 @@ _PUBLIC_TEXTS: WeakKeyDictionary[LanguageModel, tuple[tuple[Any, ...], dict[int,
 class TargetSpace:
     """The map and, in its coordinates, the centre of each class.
 
-    `rows` is None if all rows are kept, `basis` if all columns are, `features` if there is no probe. `token_rates`
-    are those of each class's public texts; empty if none are released.
+    `rows` is None if all rows are kept, `basis` if all columns are, `features` if there is no probe. `frequencies`
+    are the tokens' document frequencies in the public texts of all classes alike; None if no rates are released.
     """
 
     rows: Int[Tensor, " rows"] | None
     basis: Float[Tensor, "width dimensions"] | None
     centres: dict[int, Float[Tensor, "rows dimensions"]]
     features: TextFeatures | None = None
-    token_rates: dict[int, Float[Tensor, " vocabulary"]] = field(default_factory=dict)
+    frequencies: Float[Tensor, " vocabulary"] | None = None
 
     def project(self, gradients: HeadGradients, label: int) -> HeadGradients:
         """Map the gradients of a batch of one class's examples to this space, and subtract the class's centre."""
@@ -156,6 +158,12 @@ def space_of_public_text(
     space, statistics = make_target_space(
         language_model, template, texts, settings, clipping_norm, settings.directions
     )
+    if settings.token_share > 0:
+        allowed = allowed_tokens(language_model, PUBLIC_LANGUAGE)
+        of_classes = [
+            document_frequencies(language_model, allowed, instructions[label], texts[label]) for label in texts
+        ]
+        space = replace(space, frequencies=torch.stack(of_classes).mean(dim=0))
     rows = language_model.head.shape[0] if space.rows is None else len(space.rows)
     columns = language_model.head.shape[1] if space.basis is None else space.basis.shape[1]
     figures = {
@@ -192,7 +200,7 @@ def public_texts(
 def _write_public_texts(
     language_model: LanguageModel, instructions: dict[int, str], texts: int, tokens: int
 ) -> dict[int, list[list[int]]]:
-    allowed = allowed_tokens(language_model, "any")
+    allowed = allowed_tokens(language_model, PUBLIC_LANGUAGE)
     uniforms = np.random.default_rng(SEED).random((texts, tokens))
     prompt_caches = {label: PromptCache(language_model, words) for label, words in instructions.items()}
     for prompt_cache in prompt_caches.values():
@@ -250,9 +258,6 @@ def make_target_space(
                 for batch in batches(label)
             ]
             space = replace(space, features=TextFeatures.of_public(torch.cat(public).cpu(), probe_dimensions))
-        if settings.token_share > 0:
-            vocabulary = len(language_model.embeddings)
-            space = replace(space, token_rates={label: mean_rates(texts[label], vocabulary) for label in texts})
         statistics = {}
         for label in texts:
             plain = means[label]
@@ -300,7 +305,7 @@ def _rows(
 
 
 def to_table(space: TargetSpace) -> pa.Table:
-    """Write the rows of the basis, of each class's centre and token rates, and of the features' mean and map.
+    """Write the rows of the basis, of each class's centre, of the features' mean and map, and of the frequencies.
 
     The label is -1 where a part has none.
     """
@@ -309,7 +314,8 @@ def to_table(space: TargetSpace) -> pa.Table:
     ]
     if space.features is not None:
         parts += [("feature_mean", -1, space.features.mean[None]), ("feature_map", -1, space.features.map)]
-    parts += [("token_rate", label, rates[None]) for label, rates in space.token_rates.items()]
+    if space.frequencies is not None:
+        parts.append(("document_frequency", -1, space.frequencies[None]))
     counts = [len(matrix) for _, _, matrix in parts]
     return pa.table(
         {
@@ -334,8 +340,8 @@ def from_table(
     basis = _matrix(table, "basis", -1).to(device) if settings.space == "public-subspace" else None
     labels = template.labels if settings.centred else []
     centres = {label: _matrix(table, "centre", label).to(device) for label in labels}
-    rates = token_rates_from_table(table) if settings.token_share > 0 else {}
-    return TargetSpace(rows, basis, centres, features_from_table(table, device), rates)
+    frequencies = frequencies_from_table(table) if settings.token_share > 0 else None
+    return TargetSpace(rows, basis, centres, features_from_table(table, device), frequencies)
 
 
 def features_from_table(table: pa.Table, device: torch.device) -> TextFeatures | None:
@@ -346,10 +352,11 @@ def features_from_table(table: pa.Table, device: torch.device) -> TextFeatures |
     return TextFeatures(mean[0], map_)
 
 
-def token_rates_from_table(table: pa.Table) -> dict[int, Float[Tensor, " vocabulary"]]:
-    """Read the token rates of each class's public texts; empty if the space has none."""
-    labels = table.filter(pc.field("part") == "token_rate")["label"].to_pylist()
-    return {label: matrix_of(table, label, "token_rate")[0] for label in labels}
+def frequencies_from_table(table: pa.Table) -> Float[Tensor, " vocabulary"] | None:
+    """Read the tokens' document frequencies in public text; None if the space has none."""
+    if "document_frequency" not in table["part"].unique().to_pylist():
+        return None
+    return _matrix(table, "document_frequency", -1)[0]
 
 
 def _matrix(table: pa.Table, part: str, label: int) -> Float[Tensor, "rows columns"]:

@@ -459,8 +459,8 @@ def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
     assert released.figures["token_sum_noise"] > released.figures["sigma"]
     (entry,) = releases(recipe(), tmp_path)
     assert entry.release.space == "public-subspace, centred, and a probe, and token rates"
-    rates = record.stage("target_space").read().query("part == 'token_rate'")["values"]
-    assert {len(row) for row in rates} == {vocabulary_and_one - 1}
+    (frequencies,) = record.stage("target_space").read().query("part == 'document_frequency'")["values"]
+    assert len(frequencies) == vocabulary_and_one - 1
     figures = record.stage("labelling").figures
     assert figures["informative_tokens"] >= 0
     assert 0 <= figures["token_slope"] <= 1

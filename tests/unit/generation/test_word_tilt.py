@@ -28,7 +28,7 @@ from gradmm.lm.sampling import write_texts
 from gradmm.lm.template import TokenisedTemplate
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.target.naive_bayes import NaiveBayes
-from gradmm.target.token_rates import mean_rates
+from gradmm.target.token_rates import document_frequencies
 from tests.conftest import examples
 
 INSTRUCTION = "a bad day :\n"
@@ -37,8 +37,8 @@ GENERATION = GenerationSettings(whole_sentences=False)
 
 
 def public_rates(phi: LanguageModel) -> torch.Tensor:
-    """The rates of tokens in the model's own texts."""
-    return mean_rates(texts_with(phi, None, 2000), len(phi.embeddings)) + 1e-5
+    """The document frequencies of the model's own texts."""
+    return document_frequencies(phi, allowed_tokens(phi, "english"), INSTRUCTION, texts_with(phi, None, 2000))
 
 
 def texts_with(phi: LanguageModel, tilt: torch.Tensor | None, count: int, seed: int = 99) -> list[list[int]]:

@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from gradmm.target.naive_bayes import CLASS_WIDTHS, ITERATIONS, fit_naive_bayes, shrunk
-from gradmm.target.token_rates import TokenSums, mean_rates, token_presence
+from gradmm.target.token_rates import COMMON, TokenSums, token_presence, token_weights
 
 VOCABULARY = 400
 RECORDS = 3000
@@ -34,17 +34,18 @@ def sums_of(noise: float, lean: float = 3.0, domain: float = 1.0, records: int =
     random = torch.Generator().manual_seed(5)
     sums = {}
     for label in (0, 1):
-        clean = token_presence(texts_of(label, records, label, lean, domain), VOCABULARY).sum(dim=0)
+        clean = token_presence(texts_of(label, records, label, lean, domain), token_weights(public())).sum(dim=0)
         sums[label] = clean + noise * torch.randn(VOCABULARY + 1, generator=random).double()
     return TokenSums(sums, noise)
 
 
-def public() -> dict[int, torch.Tensor]:
-    return {label: mean_rates(texts_of(label, 1000, 7 + label, lean=1.0), VOCABULARY) for label in (0, 1)}
+def public() -> torch.Tensor:
+    """Document frequencies of texts that do not lean."""
+    return torch.full((VOCABULARY,), 1 - (1 - 1 / VOCABULARY) ** 12, dtype=torch.float64)
 
 
 def accuracy(noise: float) -> float:
-    classifier = fit_naive_bayes(sums_of(noise, lean=8.0), public(), 2000)
+    classifier = fit_naive_bayes(sums_of(noise, lean=8.0), public())
     texts = [text for label in (0, 1) for text in texts_of(label, 500, 90 + label, lean=8.0)]
     return float((classifier.scores(texts).argmax(dim=1) == torch.arange(1000) // 500).double().mean())
 
@@ -97,7 +98,7 @@ def test_pure_noise_is_shrunk_to_nothing_and_a_clear_signal_is_kept() -> None:
 
 
 def test_the_weights_are_the_logarithms_of_the_ratios_of_rates() -> None:
-    classifier = fit_naive_bayes(sums_of(0.0), public(), 2000)
+    classifier = fit_naive_bayes(sums_of(0.0), public())
     # With weights 3 and 1 the pooled rate is 2, up to saturation within a text.
     for label in (0, 1):
         own, other = TELLING[label], TELLING[1 - label]
@@ -109,7 +110,7 @@ def test_the_weights_are_the_logarithms_of_the_ratios_of_rates() -> None:
 
 
 def test_the_pooled_rates_find_the_words_of_the_domain() -> None:
-    classifier = fit_naive_bayes(sums_of(0.0, domain=4.0), public(), 2000)
+    classifier = fit_naive_bayes(sums_of(0.0, domain=4.0), public())
     assert classifier.pooled_log_ratios[20:30].mean() == pytest.approx(
         math.log(4 / (1 + 30 / VOCABULARY)), abs=0.1
     )
@@ -121,14 +122,14 @@ def test_noise_takes_away_what_it_drowns_and_nothing_else() -> None:
     assert clean > 0.85
     assert 0.8 < noisy <= clean + 0.01
     assert drowned == 0.5  # all scores are equal
-    classifier = fit_naive_bayes(sums_of(1e6), public(), 2000)
+    classifier = fit_naive_bayes(sums_of(1e6), public())
     assert float(classifier.weights.abs().max()) < 1e-3
     assert float(classifier.pooled_log_ratios.abs().max()) < 1e-2
 
 
 def test_repeated_evidence_lowers_the_slope() -> None:
     """Where tokens come in pairs, the plain sum counts each of them twice."""
-    classifier = fit_naive_bayes(sums_of(0.0), public(), 2000)
+    classifier = fit_naive_bayes(sums_of(0.0), public())
     texts = [text for label in (0, 1) for text in texts_of(label, 1000, 50 + label)]
     independent = classifier.with_slope(texts)
     assert 0.7 < independent.slope < 1
@@ -146,6 +147,22 @@ def test_repeated_evidence_lowers_the_slope() -> None:
 
 
 def test_a_classifier_without_evidence_has_scores_of_zero() -> None:
-    classifier = fit_naive_bayes(sums_of(1e9), public(), 2000).with_slope([[1, 2], [3]])
+    classifier = fit_naive_bayes(sums_of(1e9), public()).with_slope([[1, 2], [3]])
     assert 0 <= classifier.slope <= 1
     assert classifier.scores([[1, 2], []]).abs().max() < 1e-3
+
+
+def test_a_common_token_has_no_rate_and_no_evidence() -> None:
+    frequencies = public()
+    frequencies[[3, 25]] = COMMON
+    sums = {}
+    for label in (0, 1):
+        sums[label] = token_presence(texts_of(label, RECORDS, label), token_weights(frequencies)).sum(dim=0)
+        assert not sums[label][[3, 25]].any()
+    classifier = fit_naive_bayes(TokenSums(sums), frequencies)
+    found = torch.cat([classifier.weights, classifier.pooled_log_ratios[None], classifier.public[None]])
+    assert not found[:, [3, 25]].any()
+    others = [token for token in TELLING[0] if token != 3]
+    assert classifier.weights[0, others].mean() == pytest.approx(math.log(3 / 2), abs=0.05)
+    assert classifier.scores([[3, 25]]).tolist() == [[0.0, 0.0]]
+    assert torch.isfinite(classifier.expected).all()

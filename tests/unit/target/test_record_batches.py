@@ -56,8 +56,9 @@ def spaces(language_model: LanguageModel, template: TokenisedTemplate) -> dict[s
     rows = torch.tensor(label_rows(template))
     centres = {label: 0.1 * torch.randn(len(rows), 4, generator=random, dtype=torch.float64) for label in (0, 1)}
     features = random_probe(language_model, template).features
-    rates = {label: torch.ones(len(language_model.embeddings)) for label in (0, 1)}
-    return {"full": FULL, "public-subspace": TargetSpace(rows, basis, centres, features, rates)}
+    # Some tokens are too common to have a weight.
+    frequencies = torch.linspace(1e-5, 0.06, len(language_model.embeddings))
+    return {"full": FULL, "public-subspace": TargetSpace(rows, basis, centres, features, frequencies)}
 
 
 mechanism = partial(make_mechanism, clipping_norm=C)

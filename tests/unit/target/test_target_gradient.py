@@ -139,8 +139,8 @@ def test_one_record_more_moves_all_parts_together_by_no_more_than_c(
     token_share: float,
     left_out: int,
 ) -> None:
-    rates = {label: torch.ones(len(phi.embeddings)) for label in (0, 1)}
-    space = replace(probed_space, token_rates=rates if token_share else {})
+    frequencies = torch.linspace(1e-5, 0.06, len(phi.embeddings))  # some of them too common to have a weight
+    space = replace(probed_space, frequencies=frequencies if token_share else None)
     fewer = DATA.take([row for row in range(len(DATA.texts)) if row != left_out])
     settings = TargetGradientSettings(batch_size=2, probe_share=probe_share, token_share=token_share)
     whole, part = (
@@ -155,8 +155,8 @@ def test_every_number_beside_the_gradient_has_the_noise_that_its_norm_asks_for(
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": sampler})
     settings = TargetGradientSettings(probe_share=0.4, token_share=0.3)
-    rates = {label: torch.ones(len(phi.embeddings)) for label in (0, 1)}
-    space = replace(probed_space, rows=torch.tensor(label_rows(template)), token_rates=rates)
+    frequencies = torch.linspace(1e-5, 0.06, len(phi.embeddings))  # some of them too common to have a weight
+    space = replace(probed_space, rows=torch.tensor(label_rows(template)), frequencies=frequencies)
     sums = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     _, moments, tokens = sums.clean
     assert moments is not None
@@ -244,8 +244,8 @@ def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": "discrete"}) if discrete else None
     settings = TargetGradientSettings(batch_size=1, token_share=0.3)
-    rates = {label: torch.ones(len(phi.embeddings)) for label in (0, 1)}
-    space = replace(probed_space, token_rates=rates) if probe else FULL
+    frequencies = torch.linspace(1e-5, 0.06, len(phi.embeddings))  # some of them too common to have a weight
+    space = replace(probed_space, frequencies=frequencies) if probe else FULL
     undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     watched[:] = [-(killed_after + 1)]
     unfinished = UnfinishedSums(tmp_path / "sums")
