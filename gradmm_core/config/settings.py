@@ -214,6 +214,8 @@ class TargetGradientSettings(Settings):
         fields = super().key_fields()
         if self.token_share == 0:
             del fields["token_share"]
+        else:
+            fields["token_weights"] = "document frequencies"  # all tokens had the same once
         return fields
 
     @property

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 #: Stages of a run, in order.
 RUN_STAGES = {
-    "target_space": 4,
+    "target_space": 3,
     "mechanism_audit": 3,
-    "target_gradient": 5,
-    "word_tilt": 2,
+    "target_gradient": 4,
+    "word_tilt": 1,
     "generation_shard": 10,
     "generation": 9,
     "label_filter": 6,
     "loss_selection": 6,
     "category_balance": 3,
-    "labelling": 2,
+    "labelling": 1,
     "arm_eval": 6,
     "finetune_eval": 5,
     "mia_audit": 4,
