@@ -18,6 +18,7 @@ from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.errors import BudgetExhausted
 from gradmm.evaluation.arm import Arm
+from gradmm.flows.contamination import contamination_inputs
 from gradmm.flows.finetune_plan import Trial, repeating, searching
 from gradmm.flows.pipeline import TargetContext, release_target, stage_runs, synthetic_texts
 from gradmm.flows.runtime.deployed import over_deployment
@@ -33,6 +34,7 @@ from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
 from gradmm.storage.location import Location
 from gradmm.storage.redaction import redact_errors
+from gradmm.tasks.contamination import contamination as contamination_stage
 from gradmm.tasks.finetune_eval import arm_eval
 from gradmm.tasks.finetune_eval import finetune_eval as finetune_eval_stage
 from gradmm.tasks.memorisation import memorisation as memorisation_stage
@@ -104,6 +106,9 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         seed=recipe.seed,
     )
     runs.run(memorisation_stage, texts=texts, members=members, non_members=non_members, seed=recipe.seed)
+    runs.include(
+        contamination_stage, **contamination_inputs(target_context.data, target_context.model, recipe.seed)
+    )
     record = RunRecord(
         run_id=f"{started:%Y%m%dT%H%M%SZ}-{recipe.name}",
         recipe=user_recipe,

@@ -7,6 +7,7 @@ generation: texts whose gradients match the target.
 label_filter, loss_selection, category_balance: the filters.
 finetune_eval: accuracy after fine-tuning on the texts.
 mia_audit, memorisation: attacks on the result.
+contamination: a check of the public model, by a command of its own.
 runtime: the code that all stage tasks share.
 studies: the stages of studies.
 """

@@ -61,6 +61,11 @@ class StageRuns:
         """Return the output of an earlier run of a stage with these inputs; None if there is none."""
         return self.context.root.find_stage(stage.name, self.context.for_stage(stage.name, inputs).key)
 
+    def include(self, stage: Task[..., StageArtifact], **inputs: Any) -> None:
+        """Keep a record of a stage's earlier result with these inputs, if there is one; compute nothing."""
+        if artifact := self.found(stage, **inputs):
+            self._record(_Result(artifact, cached=True), time.perf_counter())
+
     def run_sharded(
         self,
         shard: Task[..., StageArtifact],

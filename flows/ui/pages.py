@@ -24,14 +24,22 @@ from gradmm.outputs.grades import one_line
 from gradmm.outputs.record import FILTERS, RunRecord, StageRecord
 from gradmm.outputs.report import alternating, best_and_worst, has_losses, read_line
 from gradmm.storage.location import Location
-from gradmm.tasks.runtime.registry import STUDY_STAGES
+from gradmm.tasks.runtime.registry import AUDIT_STAGES, STUDY_STAGES
 
 TABLE_ROWS, SAMPLE_ROWS = 50, 8
 
 TEXT_COLUMNS = ("id", "text", "label", "label_name", "matching_loss", "log_perplexity")
 
 #: Stages whose figures are measured on private data. Their rows are never shown.
-PRIVATE = ("target_gradient", "arm_eval", "finetune_eval", "mia_audit", "memorisation", *STUDY_STAGES)
+PRIVATE = (
+    "target_gradient",
+    "arm_eval",
+    "finetune_eval",
+    "mia_audit",
+    "memorisation",
+    *AUDIT_STAGES,
+    *STUDY_STAGES,
+)
 
 PRIVATE_NOTE = "Measured on private data: do not publish."
 

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from scipy.special import ndtri
@@ -72,6 +74,8 @@ class Comparison(Settings):
 class Contamination(Settings):
     """The comparison of the train rows with the withheld ones, and what it finds in a copy that has read some.
 
+    It survives its table: `from_table(to_table()) == self`.
+
     Attributes:
         comparisons: by score.
         planted: the same scores of a copy of the model that has read half of the train rows once, which are
@@ -85,6 +89,38 @@ class Contamination(Settings):
     def found(self) -> bool:
         """Whether the score that compares a text with itself is higher for the train rows."""
         return self.comparisons[-1].found
+
+    @property
+    def verdict(self) -> str:
+        """What the comparison says, in one line."""
+        if self.found:
+            return (
+                "the model finds the train rows likelier than the test rows, each compared with itself: it may "
+                "have read them, or the splits differ in another way"
+            )
+        return "no sign that the model has read the train rows and not the test rows"
+
+    def to_table(self) -> pd.DataFrame:
+        """Return one row for each comparison: the rows of the stage `contamination`."""
+        rows = [{"planted": False, **each.model_dump()} for each in self.comparisons]
+        return pd.DataFrame([*rows, *({"planted": True, **each.model_dump()} for each in self.planted)])
+
+    @classmethod
+    def from_table(cls, rows: pd.DataFrame) -> Contamination:
+        def part(planted: bool) -> tuple[Comparison, ...]:
+            of_part = rows[rows["planted"] == planted].drop(columns="planted")
+            return tuple(Comparison.model_validate(row) for row in of_part.to_dict("records"))
+
+        return cls(comparisons=part(False), planted=part(True))
+
+    def figures(self) -> dict[str, Any]:
+        """Return the area of each score with its interval, and the smallest that would be found."""
+        areas = {each.score: each for each in self.comparisons}
+        areas |= {f"planted {each.score}": each for each in self.planted}
+        return {
+            "found": self.found,
+            "areas": {name: each.model_dump(exclude={"score"}) for name, each in areas.items()},
+        }
 
 
 def contamination(

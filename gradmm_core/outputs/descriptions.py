@@ -26,6 +26,7 @@ STAGES = {
     "finetune_eval": "fine-tune on these texts and on as many real ones",
     "mia_audit": "attack the fine-tuned model by membership inference",
     "memorisation": "search the texts for copies of private rows",
+    "contamination": "ask whether the public model has seen the train rows before",
     "coresets": "select real rows by herding and k-center",
     "private_votes": "keep the texts that most records vote for, with noise (Private Evolution)",
     "variations": "write variations of the texts that were kept",
@@ -59,6 +60,11 @@ MEMORISATION_MEASURES = {
     "longest_run": "longest common run in words",
     "longest_substring": "longest common substring in characters",
     "ngram_overlap": "share of 8-grams in common",
+}
+
+CONTAMINATION_SCORES = {
+    "loss": "area by the model's loss",
+    "neighbours": "area by the loss less that of neighbouring texts",
 }
 
 
@@ -139,6 +145,9 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             copies, longest = (figures[n] for n in ("copies_of_any_member", "longest_run_any_member_max"))
             copied = "copy of a member" if copies == 1 else "copies of members"
             return f"{number(copies)} {copied}, longest common run {number(longest)} words"
+        case "contamination":
+            found = "the model may have read the train rows" if figures["found"] else "no sign of it"
+            return f"{found}: area {_area(figures['areas']['neighbours'])}"
     return f"{number(record.rows)} rows"
 
 
@@ -194,6 +203,11 @@ def stage_figures(record: StageRecord, recipe: Recipe) -> list[tuple[str, str]]:
                 *((words, _both_sides(figures, measure)) for measure, words in MEMORISATION_MEASURES.items()),
                 ("texts nearer to a member than to a non-member", percent(figures["share_nearer_member"])),
                 ("p-value of a sign test", number(figures["sign_test_p"])),
+            ]
+        case "contamination":
+            return [
+                (f"{CONTAMINATION_SCORES[name.removeprefix('planted ')]}, of {_compared(name)}", _area(area))
+                for name, area in figures["areas"].items()
             ]
     return [
         (FIGURE_NAMES.get(name, name.replace("_", " ")), _value(value, recipe)) for name, value in figures.items()
@@ -284,6 +298,18 @@ def _both_sides(figures: Mapping[str, Any], measure: str) -> str:
         f"{words} {number(figures[f'{measure}_{side}_mean'])} (max {number(figures[f'{measure}_{side}_max'])})"
         for side, words in (("member", "members"), ("non_member", "non-members"))
     )
+
+
+def _area(comparison: Mapping[str, Any]) -> str:
+    ends = f"{comparison['low']:.3f} to {comparison['high']:.3f}"
+    return f"{comparison['auc']:.3f} ({ends}; found from {comparison['detectable_auc']:.3f})"
+
+
+def _compared(name: str) -> str:
+    """Say what a comparison of the stage `contamination` compares."""
+    if name.startswith("planted "):
+        return "a copy that has read half of the train rows, against the other half"
+    return "train rows against test rows"
 
 
 def _value(value: Any, recipe: Recipe) -> str:

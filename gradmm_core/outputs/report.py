@@ -42,7 +42,7 @@ BEST_SHOWN, WORST_SHOWN = 10, 5
 OTHER_TERMS = ("precision", "recall", "F1", "vocabulary", "words that the other side has too")
 
 #: Stages whose figures have a section of their own.
-EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation")
+EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation", "contamination")
 
 
 def write_report(

@@ -135,6 +135,18 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("tpr_at_01_fpr", pa.float64()),
         ]
     ),
+    "contamination": pa.schema(
+        [
+            ("planted", pa.bool_()),
+            ("score", pa.string()),
+            ("read", pa.int64()),
+            ("withheld", pa.int64()),
+            ("auc", pa.float64()),
+            ("low", pa.float64()),
+            ("high", pa.float64()),
+            ("detectable_auc", pa.float64()),
+        ]
+    ),
     "memorisation": pa.schema(
         [
             ("id", pa.string()),

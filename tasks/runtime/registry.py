@@ -45,4 +45,7 @@ STUDY_STAGES = {
     "bounds": 1,
 }
 
-STAGE_VERSIONS = RUN_STAGES | STUDY_STAGES
+#: Stages that have a command of their own, and whose results runs only show.
+AUDIT_STAGES = {"contamination": 1}
+
+STAGE_VERSIONS = RUN_STAGES | STUDY_STAGES | AUDIT_STAGES

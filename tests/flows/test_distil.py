@@ -22,6 +22,7 @@ from gradmm.data.examples import Examples, HeldOut
 from gradmm.data.splits import load_splits
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluate_arm
+from gradmm.flows.contamination import contamination
 from gradmm.flows.distil import distil
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.labelling.labelling import probability_matrix
@@ -79,6 +80,27 @@ def test_a_run_makes_all_stages_and_a_second_one_only_reads_them(
     first, second = (json.loads(file.read_text()) for file in sorted(root.glob("runs/*/run.json")))
     assert [stage["cached"] for stage in first["stages"]] == [False] * 9
     assert [stage["sha256"] for stage in first["stages"]] == [stage["sha256"] for stage in second["stages"]]
+
+
+def test_a_report_shows_whether_the_model_has_seen_the_data_once_that_was_checked(
+    root: Path, tiny_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report(record: RunRecord) -> str:
+        return (root / "runs" / record.run_id / "report.html").read_text()
+
+    assert "<code>gradmm audit tiny --contamination</code>" in report(run(tiny_recipe(), root))
+    monkeypatch.setattr("gradmm.audits.contamination.MIN_ROWS", 16)
+    found = contamination(tiny_recipe(), root).figures
+    record = run(tiny_recipe(), root)
+    assert [stage.stage for stage in record.stages] == [*EVERY_STAGE, "contamination"]
+    assert ran(record) == []
+    shown = report(record)
+    assert "--contamination</code>" not in shown
+    area = found["areas"]["neighbours"]
+    assert f"{area['auc']:.3f} ({area['low']:.3f} to {area['high']:.3f}; found from" in shown
+    assert shown.count("of train rows against test rows") == 2
+    # Another seed draws other rows, and other data were not checked.
+    assert "--contamination</code>" in report(run(tiny_recipe(seed=1), root))
 
 
 def test_cached_runs_in_a_row_keep_no_file_open_and_leave_a_run_folder_each(

@@ -134,6 +134,8 @@ def test_the_planted_copy_reads_half_of_the_train_rows_and_leaves_the_model_alon
     assert seen[0][-1] == "5"
     assert [each.score for each in found.planted] == ["loss", "neighbours"]
     assert {each.read for each in found.planted} == {30}
+    assert Contamination.from_table(found.to_table()) == found
+    assert found.figures()["areas"]["planted loss"]["auc"] == found.planted[0].auc
     assert all(torch.equal(before[name], value) for name, value in tiny.model.state_dict().items())
 
 
