@@ -21,7 +21,7 @@ from gradmm.outputs.plot_style import BLUE, BROWN, GREEN, GREY, INK, PURPLE, VER
 DATA = Path(__file__).parents[1] / "docs" / "results" / "data"
 
 #: Studies of `benchmarks.evidence` that the picture shows, the oldest first.
-STUDIES = ("emotions-epsvec", "emotions-2000", "emotions-texts")
+STUDIES = ("emotions-epsvec", "emotions-2000", "emotions-texts", "rotten_tomatoes-texts")
 
 SETS = {
     "sst2": "SST-2",
