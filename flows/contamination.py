@@ -21,6 +21,7 @@ from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, demo
     name="gradmm-contamination",
     flow_run_name=lambda: timed_name("contamination"),
     persist_result=False,
+    result_serializer="json",
 )
 def contamination(recipe: Recipe, root: Location = Path("gradmm-root")) -> StageArtifact:
     """Compare a recipe's train rows with its test rows. Reports of runs with this data and model show the result.

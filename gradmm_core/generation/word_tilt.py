@@ -205,4 +205,4 @@ def _shares(
     rates: Float[Tensor, " vocabulary"], words: Bool[Tensor, " vocabulary"]
 ) -> Float[Tensor, " vocabulary"]:
     of_words = rates * words
-    return of_words / of_words.sum()
+    return of_words / of_words.sum().clamp_min(1e-300)  # no word has a rate in a vocabulary of common tokens

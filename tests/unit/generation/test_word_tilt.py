@@ -101,6 +101,13 @@ def test_texts_written_with_the_tilt_have_the_released_words(
     assert after < before
 
 
+def test_a_vocabulary_of_common_tokens_is_not_tilted(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    """None of its tokens has a rate."""
+    fitted = fit(phi, template, release(torch.zeros(len(phi.embeddings), dtype=torch.float64), {}))
+    assert not fitted.tilt.any()
+    assert fitted.distances == (0.0, 0.0)
+
+
 def test_a_strength_between_asks_for_rates_between(
     phi: LanguageModel, template: TokenisedTemplate, words: list[int]
 ) -> None:
