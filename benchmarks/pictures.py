@@ -50,7 +50,7 @@ LINES = {
 def measured() -> pd.DataFrame:
     """Read the accuracies by set, arm and epsilon; newer files replace older figures.
 
-    Of an arm that was trained for more and for fewer steps in one file, the better is kept.
+    Where a file has an arm with several numbers of steps, the highest accuracy counts.
     """
     older = pd.read_csv(DATA / "written.csv", dtype={"epsilon": str}).fillna({"epsilon": ""})
     parts = [older, *(_by_epsilon(pd.read_csv(DATA / f"{name}.csv")) for name in STUDIES)]
@@ -61,10 +61,9 @@ def measured() -> pd.DataFrame:
 
 def _by_epsilon(table: pd.DataFrame) -> pd.DataFrame:
     """Take the epsilon out of the arms' names: a study has `epsvec, soft labels, epsilon 1`."""
-    named = table["arm"].str.extract(r"^(?P<arm>.*?)(?:, epsilon (?P<epsilon>[\d.]+))?(?P<labels>, soft labels)?$")
-    arm = named["arm"] + named["labels"].fillna("")
-    epsilon = named["epsilon"].fillna(arm.map({"gradmm": "none"})).fillna("")
-    return table.assign(arm=arm, epsilon=epsilon)
+    named = table["arm"].str.extract(r"^(?P<arm>.*?)(?:, epsilon (?P<epsilon>[\d.]+))?$")
+    epsilon = named["epsilon"].fillna(named["arm"].map({"gradmm": "none"})).fillna("")
+    return table.assign(arm=named["arm"], epsilon=epsilon)
 
 
 @styled

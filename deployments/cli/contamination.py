@@ -11,13 +11,13 @@ from gradmm.deployments.serving.local_run import local_run, progress_on_stderr
 from gradmm.storage.location import Location
 
 
-def audit_contamination(recipe: Recipe, root: Location, verbose: bool = False) -> None:
+def audit_contamination(recipe: Recipe, root: Location) -> None:
     """Compare a recipe's train rows with its test rows by the model's own loss, and print what is found.
 
     Raises:
         InputError: for data or a model that cannot be read, and for too few rows.
     """
-    with local_run(root, verbose) as wait_for_server:
+    with local_run(root, verbose=False) as wait_for_server:
         from gradmm.flows.contamination import contamination
 
         wait_for_server()

@@ -92,7 +92,7 @@ class Contamination(Settings):
 
     @property
     def verdict(self) -> str:
-        """What the comparison says, in one line."""
+        """The conclusion, in one line."""
         if self.found:
             return (
                 "the model finds the train rows likelier than the test rows, each compared with itself: it may "
@@ -107,6 +107,8 @@ class Contamination(Settings):
 
     @classmethod
     def from_table(cls, rows: pd.DataFrame) -> Contamination:
+        """Read the rows of the stage `contamination`."""
+
         def part(planted: bool) -> tuple[Comparison, ...]:
             of_part = rows[rows["planted"] == planted].drop(columns="planted")
             return tuple(Comparison.model_validate(row) for row in of_part.to_dict("records"))

@@ -215,7 +215,7 @@ class TargetGradientSettings(Settings):
         if self.token_share == 0:
             del fields["token_share"]
         else:
-            fields["token_weights"] = "document frequencies"  # all tokens had the same once
+            fields["token_weights"] = "document frequencies"  # equal for all tokens until 2026-11-26
         return fields
 
     @property

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -109,10 +110,14 @@ class RecordBatches:
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
         each = None if features is None else features[:, None]
         tokens = None
-        if self.space.frequencies is not None:
+        if self._token_weights is not None:
             fillers: list[list[int]] = [[]] * (rows - len(texts))
-            tokens = token_presence(texts + fillers, token_weights(self.space.frequencies)).to(present.device)
+            tokens = token_presence(texts + fillers, self._token_weights).to(present.device)
         return RecordVectors(self.space.project(gradients, label), each, present, tokens=tokens)
+
+    @cached_property
+    def _token_weights(self) -> Float[Tensor, " vocabulary"] | None:
+        return None if self.space.frequencies is None else token_weights(self.space.frequencies)
 
     def _heads(
         self, texts: list[list[int]], length: int, label: int

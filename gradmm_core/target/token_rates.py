@@ -33,7 +33,7 @@ from gradmm.lm.prompt import PromptCache
 from gradmm.lm.vocabulary import AllowedTokens
 from gradmm.privacy.sensitivity import CONSTANT
 
-#: Tokens that this share of public texts contains have no weight.
+#: Tokens that at least this share of public texts contain have no weight.
 COMMON = 0.05
 
 #: Tokens that are much rarer in public text than this have the same weight.
