@@ -243,6 +243,11 @@ class WordTiltSettings(Settings):
         description="0: sample as the model does. 1: write words as often as the class's records contain them; "
         "between these rates in between.",
     )
+    emphasis: Annotated[float, Field(ge=0, le=2)] = Field(
+        default=0.5,
+        description="How much more often than the records the texts of all classes contain words that tell a "
+        "class: by e to the power of this times the word's evidence (nats, at most 2), if strength is 1.",
+    )
     iterations: Annotated[int, Field(ge=0)] = Field(
         default=4,
         description="Times that texts are written, their words counted and the tilt corrected. 0: tilt by the "

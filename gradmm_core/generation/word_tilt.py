@@ -1,5 +1,11 @@
 """Fit a tilt of words: with it, the model's texts contain words as often as the records of a class do.
 
+Words that tell a class are wanted more often than that, in the texts of every class: a student learns little about
+a word that hardly any text contains, and the labels say how much each text has of which class. With r_cv and u_v as
+in `gradmm.target.naive_bayes`, the wanted rate of word v in texts of class c is proportional to
+
+    u_v (r_cv / u_v)^strength exp(strength emphasis min(max_k |log(r_kv / r_v)|, MAX_EVIDENCE))
+
 A tilt b is added to the logits of the tokens that begin a word. Of all changes of a distribution that meet given
 rates of tokens, such exponential tilting has the smallest relative entropy (Csiszar 1975). Which b meets them has
 no closed form here: a text's later words depend on its earlier ones, and a likelier word displaces the others. So
@@ -44,6 +50,9 @@ from gradmm.target.naive_bayes import NaiveBayes
 #: about it.
 EVIDENCE = 0.02
 
+#: Largest evidence of a word (nats) that its emphasis counts.
+MAX_EVIDENCE = 2.0
+
 #: Texts with a token that make a correction half of what they say.
 CAUTION = 3.0
 
@@ -60,7 +69,7 @@ class WordTilt:
 
     Attributes:
         tilt: zero for tokens that do not begin a word, and for those without evidence.
-        wanted: share of each token among all tokens that begin words and have a rate, as released.
+        wanted: share of each token among all tokens that begin words and have a rate, as released, with emphasis.
         written: the same in the last texts that the tilt was corrected by; in the model's own without any.
         before: the same in the model's own texts.
     """
@@ -142,7 +151,8 @@ def fit_word_tilt(
         InputError: if the vocabulary has no words to write with.
     """
     allowed = allowed_tokens(language_model, generation.projection.language)
-    ratios = naive_bayes.log_ratios(template.labels.index(label))
+    largest = naive_bayes.weights.abs().amax(dim=0).clamp_max(MAX_EVIDENCE)
+    ratios = naive_bayes.log_ratios(template.labels.index(label)) + settings.emphasis * largest
     words = allowed.beginnings(len(ratios)).cpu() & (naive_bayes.public > 0)  # whose rates are known
     tilted = words & (ratios.abs() > EVIDENCE)
     before = _shares(naive_bayes.public, words)

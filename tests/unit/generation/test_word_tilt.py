@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,11 @@ def release(public: torch.Tensor, changes: dict[int, float]) -> NaiveBayes:
     return NaiveBayes(nothing, tilt, public, torch.eye(2).double(), torch.tensor([50.0, 50.0]).double(), 0.0)
 
 
-def fit(phi: LanguageModel, template: TokenisedTemplate, naive_bayes: NaiveBayes, **settings: Any) -> WordTilt:
+def fit(
+    phi: LanguageModel, template: TokenisedTemplate, naive_bayes: NaiveBayes, label: int = 0, **settings: Any
+) -> WordTilt:
     chosen = WordTiltSettings(**{"iterations": 6, "texts": 400} | settings)
-    return fit_word_tilt(phi, template, INSTRUCTION, 0, naive_bayes, TOKENS, chosen, GENERATION, seed=3)
+    return fit_word_tilt(phi, template, INSTRUCTION, label, naive_bayes, TOKENS, chosen, GENERATION, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,22 @@ def test_a_strength_between_asks_for_rates_between(
     assert not none.tilt.any()
     torch.testing.assert_close(none.wanted, none.before)
     assert float(full.wanted[words[0]]) > float(half.wanted[words[0]]) > float(none.wanted[words[0]])
+
+
+def test_emphasis_asks_for_more_words_that_tell_a_class_in_texts_of_every_class(
+    phi: LanguageModel, template: TokenisedTemplate, words: list[int]
+) -> None:
+    """By exp(emphasis |evidence|), with the evidence up to 2 nats, beside a word that tells nothing."""
+    public = public_rates(phi)
+    weights = torch.zeros(2, len(public), dtype=torch.float64)
+    weights[0, words[:2]] = torch.tensor([1.0, -6.0]).double()
+    weights[1, words[:2]] = torch.tensor([-0.5, 1.5]).double()
+    naive_bayes = replace(release(public, {}), weights=weights)
+    for label, (first, second) in {0: (1.0 + 0.5, -6.0 + 1.0), 1: (-0.5 + 0.5, 1.5 + 1.0)}.items():
+        fitted = fit(phi, template, naive_bayes, label, emphasis=0.5, iterations=0)
+        ratios = (fitted.wanted / public)[words] / (fitted.wanted / public)[words[2]]
+        assert ratios[:2].log().tolist() == pytest.approx([first, second])
+        assert ratios[2:].tolist() == pytest.approx([1.0] * len(words[2:]))
 
 
 def test_the_fit_is_determined_by_the_seed_and_bounded(
