@@ -109,7 +109,11 @@ class ModelSettings(Settings):
 
     name: Annotated[str, Field(min_length=1)]
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="'auto': bfloat16 for weights that are stored in half precision (bfloat16 or float16), else "
+        "float32. Fine-tuning of all parameters is in float32 always.",
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0, ...")
     trust_remote_code: bool = Field(default=False, description="Run Python code from the model's repository.")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -15,7 +17,10 @@ from gradmm.storage.hub import hub_or_its_cache
 
 
 class ModelReference(BaseModel, frozen=True):
-    """Exact reference to weights: a folder or hub id, and the digest or commit of its content."""
+    """Exact reference to weights: a folder or hub id, and the digest or commit of its content.
+
+    `dtype` is what the weights are loaded in, never "auto".
+    """
 
     name: str
     revision: str | None
@@ -35,23 +40,24 @@ class ModelReference(BaseModel, frozen=True):
 
 
 def resolve_model(settings: ModelSettings) -> ModelReference:
-    """Pin a model by the digest of a folder's files or the commit of a hub revision.
+    """Pin a model by the digest of a folder's files or the commit of a hub revision, and its dtype.
 
     Raises:
         InputError: if the folder or hub model cannot be found.
     """
     folder = Path(os.path.expanduser(settings.name))
     if os.path.isdir(folder):
-        revision, digest = None, _folder_digest(folder)
+        revision, digest, config = None, _folder_digest(folder), _folder_config(folder)
     elif folder.is_absolute() or settings.name.startswith((".", "~")) or settings.name.count("/") > 1:
         raise InputError(f"no folder {settings.name!r}", "model.name", "give a model folder or a hub id")
     else:
-        revision = digest = _hub_commit(settings)
+        revision, config = _hub_config(settings)
+        digest = revision
     return ModelReference(
         name=settings.name,
         revision=revision,
         digest=digest,
-        dtype=settings.dtype,
+        dtype=_stored_dtype(config) if settings.dtype == "auto" else settings.dtype,
         trust_remote_code=settings.trust_remote_code,
     )
 
@@ -83,7 +89,25 @@ def _folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _hub_commit(settings: ModelSettings) -> str:
+def _folder_config(folder: Path) -> dict[str, Any]:
+    """Read config.json. What is wrong with it, is reported when the model is loaded."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _stored_dtype(config: dict[str, Any]) -> str:
+    """Return the dtype in which to load the weights of a model: that of the text part, where it has several."""
+    part = config.get("text_config")
+    config = config | (part if isinstance(part, dict) else {})
+    stored = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    return "bfloat16" if stored in ("bfloat16", "float16") else "float32"
+
+
+def _hub_config(settings: ModelSettings) -> tuple[str, dict[str, Any]]:
+    """Return the commit of a revision, and its configuration."""
     from transformers import AutoConfig
 
     try:
@@ -93,4 +117,4 @@ def _hub_commit(settings: ModelSettings) -> str:
             )
     except (OSError, ValueError) as error:
         raise unusable_model(settings.name, error) from error
-    return config._commit_hash
+    return config._commit_hash, config.to_dict()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,20 @@ def test_every_other_file_changes_it(folder: Path, name: str) -> None:
     before = digest(folder)
     (folder / name).write_text("another")
     assert digest(folder) != before
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "bfloat16"),  # as transformers before 4.56 wrote it
+        ({"dtype": "float32"}, "float32"),
+        ({}, "float32"),
+        ({"dtype": "float32", "text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ("config", "float32"),
+    ],
+)
+def test_weights_stored_in_half_precision_are_loaded_in_bfloat16(folder: Path, config: Any, dtype: str) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    assert resolve_model(ModelSettings(name=str(folder))).dtype == dtype
+    assert resolve_model(ModelSettings(name=str(folder), dtype="float32")).dtype == "float32"
