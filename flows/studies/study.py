@@ -34,6 +34,7 @@ from gradmm.flows.pipeline import (
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts, artifact_key, never_failing
 from gradmm.generation.per_class import text_tokens
+from gradmm.lm.prompt import with_examples
 from gradmm.outputs.record import StageRecord, library_versions
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.storage.artifacts import Root, StageArtifact
@@ -44,12 +45,23 @@ from gradmm.studies.arm_recipes import (
     few_texts,
     rerank,
     soft_zero_shot,
+    unfiltered,
     with_epsilon,
+    with_instructions,
     without_release,
     written,
     zero_shot,
 )
-from gradmm.studies.arms import ARMS, PRODUCT, RIVALS, SOFT_ZERO_SHOT, Epsvec, PrivateEvolution, private_arm
+from gradmm.studies.arms import (
+    ARMS,
+    PRODUCT,
+    RIVALS,
+    SOFT_ZERO_SHOT,
+    Epsvec,
+    FewShot,
+    PrivateEvolution,
+    private_arm,
+)
 from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
@@ -60,6 +72,7 @@ from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_record
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
 from gradmm.tasks.studies.epsvec import private_means, steered_texts
+from gradmm.tasks.studies.few_shot import private_examples
 from gradmm.tasks.studies.private_evolution import check_votes_budget, private_votes, variations
 from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
@@ -166,10 +179,13 @@ class Study:
         recipe = written(with_epsilon(self.recipe, epsilon), factor)
         runs, context = self._variant_runs(f"{name}-{epsilon:g}", recipe), self.target_context
         count_records(runs.context, context.data.train)
-        if isinstance(settings, PrivateEvolution):
-            texts = self._private_evolution(runs, recipe, settings)
-        else:
-            texts = self._epsvec(runs, recipe, settings)
+        match settings:
+            case PrivateEvolution():
+                texts = self._private_evolution(runs, recipe, settings)
+            case Epsvec():
+                texts = self._epsvec(runs, recipe, settings)
+            case FewShot():
+                texts = self._few_shot(runs, recipe, settings)
         hard, soft = (
             labelled_texts(runs, without_release(recipe, labels), context, texts) for labels in ("hard", "soft")
         )
@@ -195,6 +211,24 @@ class Study:
         means = runs.run(private_means, texts=texts, **self._releasing(runs))
         steering = {"means": means, "strength": settings.strength}
         return runs.run(steered_texts, texts=texts, **steering, **self._writing(recipe))
+
+    def _few_shot(self, runs: StageRuns, recipe: Recipe, settings: FewShot) -> StageArtifact:
+        claim = {name: value for name, value in self._releasing(runs).items() if name not in ("space", "matching")}
+        released = runs.run(
+            private_examples,
+            **claim | self._writing(recipe),
+            examples=settings.examples,
+            declared_records=recipe.privacy.declared_records,
+        ).read()
+        examples = released.groupby("label")["text"]
+        instructions = {
+            label: with_examples(instruction, examples.get_group(label))
+            for label, instruction in recipe.instructions.items()
+        }
+        recipe = unfiltered(with_instructions(recipe, instructions))
+        return filtered_texts(
+            runs, recipe, self.target_context, generated_texts(runs, recipe, self.target_context)
+        )
 
     def _releasing(self, runs: StageRuns) -> dict[str, Any]:
         """Return the inputs of the stages by which a rival releases."""

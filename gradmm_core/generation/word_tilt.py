@@ -1,8 +1,8 @@
 """Fit a tilt of words: with it, the model's texts contain words as often as the records of a class do.
 
-Words that tell a class are wanted more often than that, in the texts of every class: a student learns little about
-a word that hardly any text contains, and the labels say how much each text has of which class. With r_cv and u_v as
-in `gradmm.target.naive_bayes`, the wanted rate of word v in texts of class c is proportional to
+Words that tell a class are wanted more often than that, in the texts of every class: a student learns little
+about a word that hardly any text contains. With r_cv and u_v as in `gradmm.target.naive_bayes`, the wanted rate of
+word v in texts of class c is proportional to
 
     u_v (r_cv / u_v)^strength exp(strength emphasis min(max_k |log(r_kv / r_v)|, MAX_EVIDENCE))
 

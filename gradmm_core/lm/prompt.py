@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,17 @@ from torch import Tensor
 
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
+
+
+def line_end(instruction: str) -> str:
+    """Return the line ends of an instruction, which separate the texts that follow it."""
+    return instruction[len(instruction.rstrip("\n")) :] or "\n"
+
+
+def with_examples(instruction: str, texts: Iterable[str]) -> str:
+    """Append texts to an instruction, each with the line ends of the instruction."""
+    end = line_end(instruction)
+    return instruction.rstrip("\n") + end + "".join(text + end for text in texts)
 
 
 class PromptCache:

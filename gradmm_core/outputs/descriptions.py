@@ -32,6 +32,7 @@ STAGES = {
     "variations": "write variations of the texts that were kept",
     "private_means": "release the classes' mean hidden states, with noise (EPSVec)",
     "steered_texts": "write texts, steered by the released means",
+    "private_examples": "write examples by noisy sums of the answers to records (DP few-shot)",
     "arm_eval": "fine-tune on one arm, at one size and with one seed",
     "tfidf_eval": "train a TF-IDF classifier on one arm, with one seed",
     "arm_measures": "measure one arm's fluency, diversity and distance to real text",

@@ -20,7 +20,6 @@ model writes on from there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,14 +55,6 @@ SPACE = "votes for texts"
 
 #: Columns of texts that the records have voted for.
 VOTED = ["rank", "predicted", *UNFILTERED]
-
-
-def vote_mechanism(claim: GaussianMechanism, iterations: int) -> GaussianMechanism:
-    """Return the mechanism of one histogram: that of `claim` for sensitivity 1, with sqrt(T) times its noise.
-
-    T histograms with this noise compose to the claim.
-    """
-    return claim.model_copy(update={"clipping_norm": math.sqrt(iterations)})
 
 
 def votes_of_records(
@@ -116,7 +107,7 @@ def voted_texts(
 
     Args:
         votes: see `votes_of_records`.
-        mechanism: of this histogram, see `vote_mechanism`.
+        mechanism: of this histogram, see `mechanism_of_part`.
 
     Returns:
         The kept texts of each class, the one with the most votes first, with the columns of a filter; and, by

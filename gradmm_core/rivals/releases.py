@@ -1,6 +1,8 @@
-"""Shared by all rivals: their entry in the ledger, and the columns of texts that no filter has read."""
+"""Shared by all rivals: a release's entry in the ledger and its parts, and the columns of unfiltered texts."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -9,6 +11,14 @@ from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
 #: Columns of a filter's decision, for stages that read texts after all filters.
 UNFILTERED = {"probability": np.nan, "kept": True, "reason": ""}
+
+
+def mechanism_of_part(claim: GaussianMechanism, parts: int) -> GaussianMechanism:
+    """Return the mechanism of each of `parts` sums of sensitivity 1 that compose to `claim`, of sensitivity 1.
+
+    It has sqrt(parts) times the claim's noise.
+    """
+    return claim.model_copy(update={"clipping_norm": math.sqrt(parts)})
 
 
 def rival_release(

@@ -188,6 +188,14 @@ SCHEMAS: dict[str, pa.Schema] = {
     # One row per class: the vector by which its texts are steered.
     "private_means": pa.schema(_MATRICES),
     "steered_texts": pa.schema(_RANKED),
+    "private_examples": pa.schema(
+        [
+            ("label", pa.int64()),
+            ("rank", pa.int64()),
+            ("text", pa.string()),
+            ("token_ids", pa.list_(pa.field("element", pa.int64()))),
+        ]
+    ),
     "arm_eval": pa.schema([*_FINETUNING, ("size", pa.int64()), ("texts", pa.int64())]),
     # The learning rate and the steps are 0.
     "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),

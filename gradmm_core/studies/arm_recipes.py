@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from gradmm.config.loading import merged_settings, validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import ClassSettings
 from gradmm.errors import InputError
+from gradmm.lm.prompt import with_examples
 
 
 def with_epsilon(recipe: Recipe, epsilon: float) -> Recipe:
@@ -47,6 +49,12 @@ def unselected(recipe: Recipe) -> Recipe:
     )
 
 
+def unfiltered(recipe: Recipe) -> Recipe:
+    """Remove all filters, but that of near duplicates."""
+    off = recipe.label_filter.model_copy(update={"enabled": False})
+    return unselected(recipe).model_copy(update={"label_filter": off})
+
+
 def zero_shot(recipe: Recipe) -> Recipe:
     """Write one text for each example, without selection by loss (`unselected`), labelled as it was written."""
     hard = recipe.labelling.model_copy(update={"labels": "hard"})
@@ -73,8 +81,7 @@ def without_release(recipe: Recipe, labels: Literal["hard", "soft"]) -> Recipe:
 
 def soft_zero_shot(recipe: Recipe) -> Recipe:
     """Label the texts of `zero_shot` by the calibrated model, without the released probe and without a filter."""
-    unfiltered = recipe.label_filter.model_copy(update={"enabled": False})
-    return without_release(zero_shot(recipe), "soft").model_copy(update={"label_filter": unfiltered})
+    return without_release(unfiltered(zero_shot(recipe)), "soft")
 
 
 def few_shot(recipe: Recipe) -> Recipe:
@@ -105,7 +112,7 @@ def _untilted(recipe: Recipe) -> Recipe:
 
 
 def _with_examples(category: ClassSettings, recipe: Recipe) -> ClassSettings:
-    """Append the class's examples, each with the line ends of the instruction."""
+    """Append the class's examples to its instruction."""
     texts = [example.text for example in recipe.label_filter.exemplars if example.label == category.label]
     if not texts:
         raise InputError(
@@ -113,7 +120,10 @@ def _with_examples(category: ClassSettings, recipe: Recipe) -> ClassSettings:
             "label_filter.exemplars",
             "add some, or leave few-shot out of the arms",
         )
-    instruction = category.instruction
-    line_ends = instruction[len(instruction.rstrip("\n")) :] or "\n"
-    shown = "".join(text + line_ends for text in texts)
-    return category.model_copy(update={"instruction": instruction.rstrip("\n") + line_ends + shown})
+    return category.model_copy(update={"instruction": with_examples(category.instruction, texts)})
+
+
+def with_instructions(recipe: Recipe, instructions: Mapping[int, str]) -> Recipe:
+    """Replace the instructions, by label."""
+    classes = (c.model_copy(update={"instruction": instructions[c.label]}) for c in recipe.classes)
+    return recipe.model_copy(update={"classes": tuple(classes)})

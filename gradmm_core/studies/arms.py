@@ -9,7 +9,7 @@ serves all sizes. The order of the texts is
     calibrated model     no text, and no training
     herding, k-center    as selected
     private-evolution    by noisy votes, under a guarantee; with hard labels, or soft ones of the calibrated model
-    epsvec               as written; the same guarantee and labels
+    epsvec, dp-few-shot  as written; the same guarantee and labels
     random, real-100,
     real-1k              a random draw for each seed
     all rows             all train rows, the ceiling
@@ -83,12 +83,19 @@ class Epsvec(NamedTuple):
     strength: float
 
 
+class FewShot(NamedTuple):
+    """Settings of an arm of DP few-shot: the number of released examples of each class."""
+
+    examples: int
+
+
 #: Arms of other methods that release texts under a guarantee. Those of EPSVec share one release.
 RIVALS = {
     "private-evolution": PrivateEvolution(1, 7),
     "private-evolution-10": PrivateEvolution(10, 3),
     "epsvec": Epsvec(1.0),
     "epsvec-2": Epsvec(2.0),
+    "dp-few-shot": FewShot(4),
 }
 
 #: The few real rows of `scarce` themselves.

@@ -15,7 +15,7 @@ from gradmm.evaluation.schedule import Schedule
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
-from gradmm.studies.arms import ARMS, RIVALS, SIZES, PrivateEvolution
+from gradmm.studies.arms import ARMS, RIVALS, SIZES, FewShot, PrivateEvolution
 
 
 def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
@@ -54,6 +54,9 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
         raise InputError(f"{name} releases under a guarantee", "epsilon", "name one, or leave the arm out")
     if recipe.privacy.unit_column is not None:
         raise InputError(f"{name} counts each record as a unit", "privacy.unit_column", "leave the arm out")
+    if isinstance(RIVALS[name], FewShot) and recipe.privacy.declared_records is None:
+        problem = f"{name} draws records at a rate that follows from their declared number"
+        raise InputError(problem, "privacy.declared_records", "set it, or leave the arm out")
     # Asked for none, or too noisy for one:
     if isinstance(RIVALS[name], PrivateEvolution) and release_plan(recipe).target.probe_share == 0:
         problem = f"{name} compares texts by the probe's features"

@@ -31,6 +31,7 @@ STUDY_STAGES = {
     "variations": 1,
     "private_means": 1,
     "steered_texts": 1,
+    "private_examples": 1,
     "arm_measures": 2,
     "tfidf_eval": 2,
     "compare": 3,

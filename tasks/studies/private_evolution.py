@@ -46,8 +46,8 @@ def private_votes(
     Args:
         mechanism: of the whole release of `iterations` histograms, with sensitivity 1.
     """
-    from gradmm.rivals.private_evolution import SPACE, vote_mechanism, voted_texts, votes_of_records
-    from gradmm.rivals.releases import rival_release
+    from gradmm.rivals.private_evolution import SPACE, voted_texts, votes_of_records
+    from gradmm.rivals.releases import mechanism_of_part, rival_release
 
     public = {
         "texts": texts,
@@ -70,7 +70,7 @@ def private_votes(
         return candidates, counted
 
     def publish(private: tuple[pd.DataFrame, dict[int, np.ndarray]]) -> StageArtifact:
-        each = vote_mechanism(mechanism, iterations)
+        each = mechanism_of_part(mechanism, iterations)
         return publication.publish(*voted_texts(*private, each, per_class))
 
     return released_once(context, mechanism, release, publication, votes, publish)

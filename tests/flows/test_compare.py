@@ -368,6 +368,22 @@ def test_texts_of_two_strengths_are_steered_by_one_release(rival_recipe: Recipe,
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 4
 
 
+def test_examples_are_released_once_and_the_texts_are_written_after_them(
+    rival_recipe: Recipe, tmp_path: Path
+) -> None:
+    names = [f"dp-few-shot{labels}, epsilon 1" for labels in ("", ", soft labels")]
+    for _ in range(2):
+        record = compare(rival_recipe, tmp_path, (4,), ("before", "dp-few-shot"), (1.0,))
+        assert record.arms == ("before", PRODUCT, f"{PRODUCT}, epsilon 1", *names)
+        releases = [entry.release for entry in Ledger.of(tmp_path, rival_recipe.ledger).entries()]
+        assert [release.space for release in releases].count("next-token probabilities") == 1
+        assert [release.epsilon for release in releases] == pytest.approx([1.0, 1.0], rel=1e-6)
+    assert executed(record) == {"mechanism_audit": 1}
+    (examples,) = (stage.read() for stage in stages(record, "private_examples"))
+    assert examples["label"].value_counts().to_dict() == {0: 4, 1: 4}
+    assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
+
+
 def test_a_rival_that_the_budget_does_not_allow_is_refused_before_its_first_histogram(
     rival_recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -393,5 +409,7 @@ def test_a_rival_that_is_killed_while_it_counts_votes_has_charged_nothing(
 def test_a_rival_needs_a_guarantee_and_features(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="epsilon: private-evolution releases under a guarantee"):
         compare(recipe, tmp_path, (2,), ("private-evolution",))
+    with pytest.raises(InputError, match=r"privacy\.declared_records: dp-few-shot draws records at a rate that"):
+        compare(recipe, tmp_path, (2,), ("dp-few-shot",), (1.0,))
     with pytest.raises(InputError, match=r"target_gradient\.probe_share: private-evolution compares texts by"):
         compare(recipe, tmp_path, (2,), ("private-evolution",), (1.0,))

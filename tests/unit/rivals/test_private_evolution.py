@@ -28,9 +28,8 @@ from gradmm.rivals.private_evolution import (
     count_votes,
     noisy_votes,
     vary_texts,
-    vote_mechanism,
 )
-from gradmm.rivals.releases import rival_release
+from gradmm.rivals.releases import mechanism_of_part, rival_release
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import TargetSpace
@@ -101,7 +100,7 @@ def test_a_record_moves_one_vote_whoever_is_in_its_batch(setting: Setting, other
 def test_all_histograms_compose_to_the_claim(epsilon: float, sigma: float, iterations: int) -> None:
     """The noise multipliers are those of Balle and Wang (2018) at delta 1e-5, with sensitivity 1."""
     claim = make_mechanism(epsilon)
-    each = vote_mechanism(claim, iterations)
+    each = mechanism_of_part(claim, iterations)
     assert each.sigma == pytest.approx(sigma * iterations**0.5, rel=1e-4)
     releases = [rival_release("r", claim, "votes", iterations)] * iterations
     assert releases[0].sigma == pytest.approx(each.sigma)
@@ -112,7 +111,7 @@ def test_all_histograms_compose_to_the_claim(epsilon: float, sigma: float, itera
 
 def test_the_noise_is_of_that_size_and_independent_and_a_canary_tells_no_more_than_claimed() -> None:
     claim, draws, iterations = make_mechanism(1.0), 3000, 10
-    each = vote_mechanism(claim, iterations)
+    each = mechanism_of_part(claim, iterations)
     absent, present = {0: np.array([3, 0]), 1: np.array([1])}, {0: np.array([3, 1]), 1: np.array([1])}
 
     def released(votes: dict[int, np.ndarray]) -> np.ndarray:
@@ -133,7 +132,7 @@ def test_the_noise_is_of_that_size_and_independent_and_a_canary_tells_no_more_th
 
 
 def test_votes_of_the_discrete_sampler_are_on_its_grid() -> None:
-    each = vote_mechanism(make_mechanism(1.0).model_copy(update={"sampler": "discrete"}), 3)
+    each = mechanism_of_part(make_mechanism(1.0).model_copy(update={"sampler": "discrete"}), 3)
     noisy = noisy_votes({0: np.array([2, 5]), 1: np.array([7])}, each)
     steps = np.concatenate([*noisy.values()]) / each._step
     assert (steps == np.round(steps)).all()

@@ -1,0 +1,278 @@
+"""DP few-shot: examples that many prompts write together, each with one record (Tang et al., ICLR 2024).
+
+For each class, each of E examples, and each of the T tokens of an example:
+
+    K = the likeliest next tokens after the class's instruction and the example so far
+    p_i = the model's probabilities of K after the instruction, record i, and the example so far
+    s = sum of p_i over the class's records + noise of standard deviation tau = sigma sqrt(E T)
+    the next token is drawn with probabilities proportional to s, where s is larger than THRESHOLD tau
+
+The examples are released. After the class's instruction and its examples, the model then writes any number of
+texts. A record is in each of the E T sums of its class with a vector p_i of norm at most 1. Together these sums
+are one release of the Gaussian mechanism with sensitivity 1 and standard deviation sigma, because Gaussian
+mechanisms compose exactly (Dong, Roth and Su, 2022), later ones depending on earlier results too.
+
+In the paper a prompt has several records, of which each can change its p by sqrt(2), and the next token is the
+one with the largest s. Here, with noise that is small for many records, all examples of a class would be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from gradmm.config.settings import GenerationSettings
+from gradmm.data.splits import LabelledTexts
+from gradmm.generation.result import released_texts
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt import PromptCache, line_end, with_examples
+from gradmm.lm.sentences import SentenceEnds
+from gradmm.lm.template import TokenisedTemplate, tokenise_split
+from gradmm.lm.token_passes import ComputeMeter
+from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.rivals.releases import mechanism_of_part
+
+#: Name of the released sums in the ledger.
+SPACE = "next-token probabilities"
+
+#: The number of tokens K that a sum has entries for.
+CANDIDATES = 100
+
+#: Standard deviations of the noise that an entry of a sum has to be above, or count as zero.
+THRESHOLD = 2.0
+
+#: Records in a forward pass; 1 for a mixture of experts, where the shape of products depends on all rows. Public:
+#: it affects the last bits of every p.
+ROWS = 64
+
+#: Memory for the keys and values of a class's records, in bytes.
+CACHE_BYTES = 3 * 2**30
+
+#: Token of rows without a record.
+FILLER = 0
+
+
+class Prompts:
+    """Prompts of one record each, that are continued together.
+
+    Every pass has the same number of rows, of the same length, so that a record's probabilities do not depend on
+    how many other records there are.
+
+    Args:
+        before: token ids of what precedes the records, `after` of what follows them.
+        records: token ids.
+    """
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        allowed: AllowedTokens,
+        before: Sequence[int],
+        records: Sequence[list[int]],
+        after: Sequence[int],
+    ) -> None:
+        self._lm, self._allowed = language_model, allowed
+        self._head = language_model.head[allowed.ids]
+        self._rows = 1 if language_model.has_experts else ROWS
+        inputs = [[*before, *record, *after] for record in records]
+        self._passes = [self._read(inputs) for inputs in _of_one_length(inputs, self._rows)]
+        self._appended = 0
+
+    def append(self, token: int) -> None:
+        """Append a token to every prompt."""
+        for each in self._passes:
+            ids = torch.full((self._rows, 1), token, device=self._lm.device)
+            out = self._lm.model.base_model(input_ids=ids, past_key_values=each.cache, use_cache=True)
+            each.state = out.last_hidden_state[:, -1]
+        self._appended += 1
+
+    def begin_again(self) -> None:
+        """Remove all tokens that were appended."""
+        for each in self._passes:
+            if self._appended:
+                each.cache.crop(-self._appended)
+            each.state = each.after_prompt
+        self._appended = 0
+
+    def probabilities(self, candidates: Int[Tensor, " k"]) -> Iterator[Float[Tensor, "records k"]]:
+        """Compute each record's probabilities of the next token, in float64 on the CPU, with norms of at most 1.
+
+        Args:
+            candidates: indices in the allowed tokens, among which all probabilities add up to 1.
+        """
+        for each in self._passes:
+            logits = self._lm.augment(each.state) @ self._head.mT
+            if not self._appended:
+                logits = self._allowed.first_logits(logits)
+            p = logits.double().softmax(dim=1)[: each.records, candidates].cpu()
+            p = p[p.isfinite().all(dim=1)]  # a record without finite probabilities takes no part
+            yield p / p.norm(dim=1, keepdim=True).clamp_min(1.0)
+
+    def _read(self, inputs: Sequence[list[int]]) -> _Pass:
+        ids = torch.full((self._rows, len(inputs[0])), FILLER)
+        ids[: len(inputs)] = torch.tensor(inputs)
+        out = self._lm.model.base_model(input_ids=ids.to(self._lm.device), use_cache=True)
+        state = out.last_hidden_state[:, -1].clone()
+        return _Pass(len(inputs), out.past_key_values, state, state)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """The prompts of one forward pass: `records` rows have a record, and `state` predicts the next token."""
+
+    records: int
+    cache: Any
+    after_prompt: Float[Tensor, "rows hidden"]
+    state: Float[Tensor, "rows hidden"]
+
+
+def _of_one_length(inputs: Sequence[list[int]], rows: int) -> Iterator[list[list[int]]]:
+    """Group inputs of the same length, at most `rows` together."""
+    lengths = np.array([len(each) for each in inputs])
+    for length in np.unique(lengths).tolist():
+        of_length = [inputs[row] for row in np.flatnonzero(lengths == length).tolist()]
+        yield from (of_length[begin : begin + rows] for begin in range(0, len(of_length), rows))
+
+
+def sampling_rate(prompt_cache: PromptCache, tokens: int, declared_records: int, classes: int) -> float:
+    """Return the share of the records that take part, if not all of them fit in `CACHE_BYTES`.
+
+    It follows from public quantities, and each record is drawn by itself. What a sample adds to the guarantee is
+    not counted.
+
+    Args:
+        tokens: of a prompt with the longest record and a whole example.
+    """
+    cache, _ = prompt_cache.begin(1)
+    numbers = [each for layer in cache.layers for each in (layer.keys, layer.values)]
+    of_token = sum(each.nbytes for each in numbers) / numbers[0].shape[2]
+    return min(1.0, CACHE_BYTES / (of_token * tokens) * classes / declared_records)
+
+
+def check_room(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    instructions: Mapping[int, str],
+    text_tokens: Mapping[int, int],
+    examples: int,
+) -> None:
+    """Check that a record and an example, and all examples and a text, have room after an instruction.
+
+    Raises:
+        InputError: if they have not.
+    """
+    for label, instruction in instructions.items():
+        length, end = text_tokens[label], len(language_model.encode(line_end(instruction)))
+        longest = max(template.max_text_tokens + end + length, examples * (length + end) + length)
+        what = f"{examples} examples of {length} tokens, with instruction and text"
+        begin = len(language_model.prefix_ids) + len(language_model.encode(instruction))
+        language_model.check_fits(begin + longest, what, "generation.text_tokens")
+
+
+@torch.no_grad()
+def private_examples(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    instructions: Mapping[int, str],
+    text_tokens: Mapping[int, int],
+    generation: GenerationSettings,
+    examples: int,
+    claim: GaussianMechanism,
+    declared_records: int,
+    seed: int,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Write and release examples of every class: the rows and figures of the stage `private_examples`.
+
+    Formal guarantee: `claim`'s, for one release of sensitivity 1. Every call draws fresh noise: one more release.
+
+    Args:
+        text_tokens: the length to which examples are written before they are cut, by label.
+        claim: the mechanism of all sums together.
+        seed: draws the tokens from the noisy sums.
+    """
+    allowed = allowed_tokens(language_model, generation.projection.language)
+    ends = SentenceEnds(language_model) if generation.whole_sentences else None
+    tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
+    parts, rates = [], {}
+    with ComputeMeter(language_model) as meter:
+        for label, instruction in instructions.items():
+            length, end = text_tokens[label], line_end(instruction)
+            instruction = with_examples(instruction, ())
+            before = [*language_model.prefix_ids, *language_model.encode(instruction)]
+            after = language_model.encode(end)
+            longest = len(before) + template.max_text_tokens + len(after) + length
+            prompt_cache = PromptCache(language_model, instruction)
+            rate = sampling_rate(prompt_cache, longest, declared_records, len(instructions))
+            rows = data.of_class(label)
+            # Not by the seed: who takes part must not depend on the other records' places.
+            rows = rows[np.random.default_rng().random(len(rows)) < rate]
+            records = [record for row in rows if (record := tokens[int(row)])]
+            prompts = Prompts(language_model, allowed, before, records, after)
+            mechanism = mechanism_of_part(claim, examples * length)
+            written = [
+                _example(language_model, allowed, prompt_cache, prompts, mechanism, length, [seed, label, number])
+                for number in tqdm(range(examples), desc=f"private_examples, {label}", disable=None, leave=False)
+            ]
+            ids = torch.stack(written)
+            released = released_texts(language_model, template, ids if ends is None else ends.cut(ids))
+            parts.append(released.assign(label=label, rank=np.arange(1, examples + 1)))
+            rates[str(label)] = rate
+    rows = pd.concat(parts, ignore_index=True)
+    return rows, {"share_of_records": rates, "token_passes": meter.token_passes}
+
+
+def _example(
+    language_model: LanguageModel,
+    allowed: AllowedTokens,
+    prompt_cache: PromptCache,
+    prompts: Prompts,
+    mechanism: GaussianMechanism,
+    length: int,
+    seed: list[int],
+) -> Int[Tensor, " tokens"]:
+    """Write one example, token by token."""
+    random = np.random.default_rng(seed)
+    prompts.begin_again()
+    cache, state = prompt_cache.begin(1)
+    head, written = language_model.head[allowed.ids], []
+    for position in range(length):
+        logits = language_model.augment(state) @ head.mT
+        if not position:
+            logits = allowed.first_logits(logits)
+        likely = logits[0].topk(min(CANDIDATES, len(head)))
+        candidates = likely.indices[likely.values > -torch.inf]
+        noisy = noisy_sum(prompts.probabilities(candidates), len(candidates), mechanism)
+        token = int(allowed.ids[candidates[drawn(noisy, mechanism.sigma, random)]])
+        written.append(token)
+        if position + 1 < length:
+            prompts.append(token)
+            state = prompt_cache.append(cache, torch.tensor([[token]], device=language_model.device))
+    return torch.tensor(written)
+
+
+def noisy_sum(
+    vectors: Iterator[Float[Tensor, "records k"]], size: int, mechanism: GaussianMechanism
+) -> Float[np.ndarray, " k"]:
+    """Sum vectors of norm at most 1 and add noise: one part of the release."""
+    total = np.zeros(size)
+    for each in vectors:
+        total += (mechanism.quantise(each.numpy()) if mechanism.discrete else each.numpy()).sum(axis=0)
+    return total + mechanism.noise(total.shape)
+
+
+def drawn(sums: Float[np.ndarray, " k"], deviation: float, random: np.random.Generator) -> int:
+    """Draw an entry in proportion to the sums above `THRESHOLD` deviations; the largest, where none is."""
+    clear = np.where(sums > THRESHOLD * deviation, sums, 0.0)
+    if not clear.any():
+        return int(sums.argmax())
+    return int(random.choice(len(sums), p=clear / clear.sum()))

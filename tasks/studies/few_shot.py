@@ -1,0 +1,74 @@
+"""DP few-shot: examples that the records release together, for the model to write texts after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradmm.config.settings import GenerationSettings
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_model, read_split
+from gradmm.tasks.runtime.releasing import released_once
+from gradmm.tasks.runtime.stage_task import Publication, RunContext, SplitReference, stage_key, stage_task
+
+if TYPE_CHECKING:
+    from gradmm.data.splits import LabelledTexts
+    from gradmm.lm.language_model import LanguageModel
+    from gradmm.lm.template import TokenisedTemplate
+
+STAGE = "private_examples"
+
+
+@stage_task(STAGE)
+def private_examples(
+    context: RunContext,
+    train: SplitReference,
+    model: ModelReference,
+    prompt_template: PromptTemplate,
+    instructions: dict[int, str],
+    text_tokens: dict[int, int],
+    generation: GenerationSettings,
+    examples: int,
+    mechanism: GaussianMechanism,
+    declared_records: int,
+    seed: int,
+    publication: Publication,
+) -> StageArtifact:
+    """Release examples of each class. They are charged to the ledger before the first noise is drawn.
+
+    Args:
+        examples: of each class.
+        mechanism: of all sums together, with sensitivity 1.
+    """
+    from gradmm.rivals import few_shot
+    from gradmm.rivals.releases import rival_release
+
+    public = {
+        "model": model,
+        "prompt_template": prompt_template,
+        "instructions": instructions,
+        "text_tokens": text_tokens,
+        "generation": generation,
+        "examples": examples,
+        "mechanism": mechanism,
+        "declared_records": declared_records,
+        "seed": seed,
+    }
+    settings_key = stage_key(STAGE, public)
+    release = rival_release(
+        context.recipe, mechanism, few_shot.SPACE, key=publication.key, settings_key=settings_key
+    )
+
+    def read() -> tuple[LanguageModel, TokenisedTemplate, LabelledTexts]:
+        language_model, template = read_model(context, model, prompt_template)
+        few_shot.check_room(language_model, template, instructions, text_tokens, examples)
+        return language_model, template, read_split(context, train)
+
+    def publish(private: tuple[LanguageModel, TokenisedTemplate, LabelledTexts]) -> StageArtifact:
+        writing = instructions, text_tokens, generation, examples
+        rows, figures = few_shot.private_examples(*private, *writing, mechanism, declared_records, seed)
+        return publication.publish(rows, figures)
+
+    return released_once(context, mechanism, release, publication, read, publish)

@@ -1,0 +1,219 @@
+"""DP few-shot: sums as a slow implementation computes them, noise of the composed size, and a canary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from transformers import PreTrainedTokenizerFast
+
+from gradmm.config.settings import GenerationSettings
+from gradmm.data.splits import LabelledTexts
+from gradmm.errors import InputError
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt import PromptCache, with_examples
+from gradmm.lm.template import TokenisedTemplate
+from gradmm.lm.vocabulary import allowed_tokens
+from gradmm.privacy.ledger import composed_epsilon
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.rivals import few_shot
+from gradmm.rivals.few_shot import (
+    CACHE_BYTES,
+    SPACE,
+    THRESHOLD,
+    Prompts,
+    check_room,
+    drawn,
+    noisy_sum,
+    private_examples,
+    sampling_rate,
+)
+from gradmm.rivals.releases import mechanism_of_part, rival_release
+from tests.conftest import examples, make_mechanism, tiny_language_model
+
+INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}
+TOKENS = {0: 5, 1: 7}
+GOOD = ("the soup was warm", "fresh bread and good light", "a quiet room , great book", "we liked every page")
+BAD = ("the train came late", "rude staff and cold coffee", "a terrible smell again", "bad chairs")
+DATA = LabelledTexts((*GOOD, *BAD), (1,) * 4 + (0,) * 4)
+GENERATION = GenerationSettings(whole_sentences=False)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one pass for records of the same length."""
+    monkeypatch.setattr(few_shot, "ROWS", 3)
+
+
+@pytest.fixture(scope="module", params=[torch.float64, torch.float32, torch.bfloat16], ids=str)
+def model(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
+    return tiny_language_model(tokenizer, "phi", dtype=request.param)
+
+
+def tolerance(language_model: LanguageModel) -> float:
+    return {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[language_model.body_dtype]
+
+
+def prompts_of(language_model: LanguageModel, texts: list[str]) -> Prompts:
+    allowed = allowed_tokens(language_model, "english")
+    before, after = (language_model.encode(part) for part in (INSTRUCTIONS[1], "\n"))
+    records = [language_model.encode(text) for text in texts]
+    return Prompts(language_model, allowed, [*language_model.prefix_ids, *before], records, after)
+
+
+def slow_probabilities(language_model: LanguageModel, text: str, written: list[int]) -> torch.Tensor:
+    """Of the allowed tokens, after one record, by a whole pass without a cache."""
+    allowed = allowed_tokens(language_model, "english")
+    pieces = [*language_model.encode(INSTRUCTIONS[1]), *language_model.encode(text), *language_model.encode("\n")]
+    ids = torch.tensor([[*language_model.prefix_ids, *pieces, *written]])
+    with torch.no_grad():
+        hidden = language_model.hidden_states(input_ids=ids)[0, -1:]
+        logits = (language_model.augment(hidden) @ language_model.head.mT)[:, allowed.ids]
+    return (logits if written else allowed.first_logits(logits)).double().softmax(dim=1)[0]
+
+
+@torch.no_grad()
+def test_probabilities_are_those_of_a_pass_for_each_record(model: LanguageModel) -> None:
+    """Token by token, and again after a new beginning; the sum does not tell the order of the records."""
+    texts = [*GOOD, *BAD, "the soup was warm", "a soup was cold"]
+    prompts, candidates = prompts_of(model, texts), torch.arange(40)
+    for _ in range(2):
+        prompts.begin_again()
+        written: list[int] = []
+        for token in (9, 12, 40):
+            slow = torch.stack([slow_probabilities(model, text, written)[candidates] for text in texts])
+            found = torch.cat([*prompts.probabilities(candidates)])
+            assert found.shape == slow.shape
+            assert torch.allclose(found.sum(dim=0), slow.sum(dim=0), atol=len(texts) * tolerance(model))
+            written.append(token)
+            prompts.append(token)
+
+
+@torch.no_grad()
+@examples(15)
+@given(st.lists(st.sampled_from([*GOOD, *BAD, "!"]), max_size=6))
+def test_a_record_adds_the_same_vector_of_norm_one_at_most_whoever_else_is_there(
+    model: LanguageModel, others: list[str]
+) -> None:
+    def total(texts: list[str]) -> torch.Tensor:
+        prompts = prompts_of(model, texts)
+        prompts.append(9)
+        parts = [*prompts.probabilities(torch.arange(40)), torch.zeros(0, 40).double()]
+        return torch.cat(parts).sum(dim=0)
+
+    alone = total(["a warm room"])
+    assert 0 < float(alone.norm()) <= 1 + 1e-12
+    assert torch.allclose(total([*others, "a warm room"]) - total(others), alone, atol=1e-12)
+
+
+@torch.no_grad()
+def test_probabilities_that_are_no_distribution_are_clipped_or_left_out(model: LanguageModel) -> None:
+    prompts = prompts_of(model, list(GOOD))
+    certain = torch.full_like(prompts._passes[0].state, torch.nan)
+    prompts._passes[0].state = certain
+    left = torch.cat([*prompts.probabilities(torch.arange(40))])
+    assert len(left) == len(GOOD) - prompts._passes[0].records
+    assert bool((left.norm(dim=1) <= 1).all())
+
+
+@pytest.mark.parametrize(("epsilon", "sigma"), [(0.05, 57.771), (1.0, 3.7306)])
+def test_the_sums_compose_to_the_claim(epsilon: float, sigma: float) -> None:
+    """The noise multipliers are those of Balle and Wang (2018) at delta 1e-5, with sensitivity 1."""
+    claim, parts = make_mechanism(epsilon), 4 * 32
+    whole = rival_release("r", claim, SPACE)
+    assert whole.sigma == pytest.approx(sigma, rel=1e-4)
+    each = rival_release("r", claim, SPACE, parts)
+    assert each.sigma == pytest.approx(mechanism_of_part(claim, parts).sigma)
+    for releases in ([whole], [each] * parts):
+        assert composed_epsilon(releases, 1e-5, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+def test_a_sums_noise_has_that_size_and_a_canary_tells_no_more_than_claimed(sampler: str) -> None:
+    """Over all E T sums, of which the canary is in each with the largest vector that there is."""
+    parts, draws = 8, 400
+    claim = make_mechanism(1.0).model_copy(update={"sampler": sampler})
+    each = mechanism_of_part(claim, parts)
+    canary = torch.tensor([[1.0, 0.0, 0.0]]).double()
+    scores, squares = {}, 0.0
+    for name, vectors in (("out", []), ("in", [canary])):
+        found = np.stack([[noisy_sum(iter(vectors), 3, each) for _ in range(parts)] for _ in range(draws)])
+        clean = canary.numpy()[0] * len(vectors)
+        squares += float((((found - clean) / each.sigma) ** 2).sum())
+        scores[name] = found[:, :, 0].sum(axis=1)  # the best statistic there is
+    count = 2 * draws * parts * 3
+    assert chi2.ppf(1e-6, count) < squares < chi2.isf(1e-6, count)
+    separation = (scores["in"].mean() - scores["out"].mean()) / scores["out"].std()
+    assert float(separation) == pytest.approx(claim.sensitivity / claim.sigma, abs=5 * (2 / draws) ** 0.5)
+
+
+def test_tokens_are_drawn_from_what_stands_out_of_the_noise() -> None:
+    random, deviation = np.random.default_rng(0), 2.0
+    sums = np.array([THRESHOLD * 2 + 5, -30.0, THRESHOLD * 2 - 0.1, 3 * (THRESHOLD * 2 + 5)])
+    counts = np.bincount([drawn(sums, deviation, random) for _ in range(4000)], minlength=4)
+    assert counts[[1, 2]].tolist() == [0, 0]
+    assert counts[3] / 4000 == pytest.approx(0.75, abs=0.03)
+    assert drawn(np.array([-3.0, 1.0, 0.5]), deviation, random) == 1
+
+
+def written(
+    language_model: LanguageModel, template: TokenisedTemplate, data: LabelledTexts, claim: GaussianMechanism
+) -> list[str]:
+    asked = INSTRUCTIONS, TOKENS, GENERATION, 3, claim, 8, 0
+    rows, figures = private_examples(language_model, template, data, *asked)
+    assert rows["label"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert rows["rank"].tolist() == [1, 2, 3] * 2
+    assert rows["text"].str.len().min() > 0
+    assert figures["share_of_records"] == {"0": 1.0, "1": 1.0}
+    assert figures["token_passes"] > 0
+    return rows["text"].tolist()
+
+
+def test_examples_follow_the_records_where_noise_is_small(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    """An example's first token is one that the records' own prompts give, and noise alone draws any."""
+    allowed = allowed_tokens(phi, "english")
+    quiet = make_mechanism(1.0).model_copy(update={"epsilon": 1e6})
+    texts = written(phi, template, DATA, quiet)
+    head, after = phi.head[allowed.ids], phi.encode("\n")
+    for label, of_class in ((0, BAD), (1, GOOD)):
+        cache = PromptCache(phi, INSTRUCTIONS[label])
+        _, state = cache.begin(1)
+        shown = allowed.first_logits(phi.augment(state) @ head.mT)[0].topk(few_shot.CANDIDATES).indices
+        before = [*phi.prefix_ids, *phi.encode(INSTRUCTIONS[label])]
+        prompts = Prompts(phi, allowed, before, [phi.encode(text) for text in of_class], after)
+        total = torch.cat([*prompts.probabilities(shown)]).sum(dim=0)
+        likely = {phi.decode([int(allowed.ids[i])]).strip() for i in shown[total > 0.0]}
+        first = texts[3 * label : 3 * label + 3]
+        assert all(any(text.startswith(word) for word in likely) for text in first)
+
+
+def test_every_release_has_fresh_noise(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    assert written(phi, template, DATA, make_mechanism(0.5)) != written(phi, template, DATA, make_mechanism(0.5))
+
+
+def test_a_class_without_records_is_written_by_noise(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    assert len(written(phi, template, LabelledTexts(GOOD, (1,) * 4), make_mechanism(1.0))) == 6
+
+
+def test_the_sampling_rate_follows_from_public_sizes(phi: LanguageModel) -> None:
+    cache = PromptCache(phi, INSTRUCTIONS[0])
+    config = phi.model.config
+    of_token = 2 * config.num_hidden_layers * config.hidden_size * 8  # float64
+    declared = 10**9
+    expected = CACHE_BYTES / (of_token * 60) * 2 / declared
+    assert sampling_rate(cache, 60, declared, 2) == pytest.approx(expected)
+    assert sampling_rate(cache, 60, 1000, 2) == 1.0
+
+
+def test_examples_that_have_no_room_are_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    check_room(phi, template, INSTRUCTIONS, TOKENS, 4)
+    with pytest.raises(InputError, match=r"generation\.text_tokens: 400 examples of 5 tokens, with instruction"):
+        check_room(phi, template, INSTRUCTIONS, TOKENS, 400)
+
+
+def test_examples_follow_the_instruction_line_by_line() -> None:
+    assert with_examples("a bad day :\n\n", ["cold soup", "rain"]) == "a bad day :\n\ncold soup\n\nrain\n\n"
+    assert with_examples("a bad day :", ["rain"]) == "a bad day :\nrain\n"
