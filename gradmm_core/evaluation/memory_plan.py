@@ -64,6 +64,7 @@ class MemoryPlan(NamedTuple):
 class _Shape(NamedTuple):
     """The sizes that decide. `intermediate` is the larger side of the widest linear layer of the body.
 
+    `mapped` is the part of `weights` that all processes of a machine share, see `_mapped_bytes`.
     `cached_per_token` is what keys and values of a token take in all layers, `head_copies` what stays in memory of
     the head beside the weights: W~ and, if texts are searched for, W~ in the body's dtype.
     """
@@ -75,6 +76,7 @@ class _Shape(NamedTuple):
     intermediate: int
     cached_per_token: int
     weights: int
+    mapped: int
     head_copies: int
     number_bytes: int
 
@@ -99,6 +101,7 @@ class _Shape(NamedTuple):
             intermediate=max(linear, default=4 * width),
             cached_per_token=2 * layers * groups * each_head * number,
             weights=language_model.weight_bytes,
+            mapped=_mapped_bytes(language_model),
             head_copies=vocabulary * (width + biased) * (language_model.head_dtype.itemsize * copied + half),
             number_bytes=number,
         )
@@ -201,21 +204,40 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
         + shape.logits(PART_SIZE * response, GRADIENTS)
         + shape.activations(PART_SIZE, longest, shape.number_bytes if rank else 4)
     )
+    # A worker loads the frozen model, unless it is large, and the one that it trains.
+    copies = (shape.weights <= LARGE_MODEL) + bool(rank)
     return {
         **({"target_space": at_rest + space} if target.uses_public_text else {}),
         "target_gradient": at_rest + gradients,
-        "generation": _of_workers(at_rest, at_rest + made, recipe),
+        "generation": _of_workers(at_rest, at_rest + made, shape.mapped, recipe),
         "labelling": at_rest + shape.all_layers(recipe.labelling.batch_size, tokens + around),
-        "finetune_eval": _of_workers(at_rest, beside_trained + trained, recipe),
+        "finetune_eval": _of_workers(at_rest, beside_trained + trained, copies * shape.mapped, recipe),
         "mia_audit": beside_trained + trained,
     }
 
 
-def _of_workers(at_rest: int, stage: int, recipe: Recipe) -> int:
-    """Add up the run's own process and its workers, each of which loads the model."""
+def _of_workers(at_rest: int, stage: int, shared: int, recipe: Recipe) -> int:
+    """Add up the run's own process and its workers, each of which loads the model.
+
+    Args:
+        shared: what of a worker's memory is that of the run's own process.
+    """
     if recipe.execution.runner == "in-process":
         return stage
-    return at_rest + (recipe.execution.workers or 1) * stage
+    return at_rest + (recipe.execution.workers or 1) * (stage - shared)
+
+
+def _mapped_bytes(language_model: LanguageModel) -> int:
+    """Return the bytes of weights that are mapped from their files, not converted to another dtype."""
+    if language_model.device.type != "cpu":
+        return 0
+    try:
+        maps = psutil.Process().memory_maps(grouped=False)
+    except (AttributeError, psutil.Error):  # no such list on this system
+        return 0
+    ranges = [tuple(int(end, 16) for end in each.addr.split("-")) for each in maps if each.path.startswith("/")]
+    weights = language_model.model.parameters()
+    return sum(each.nbytes for each in weights if any(low <= each.data_ptr() < high for low, high in ranges))
 
 
 def _too_large(

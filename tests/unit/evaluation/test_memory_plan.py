@@ -18,7 +18,7 @@ from gradmm.errors import InputError
 from gradmm.evaluation import memory_plan as module
 from gradmm.evaluation.memory_plan import LIBRARIES, finetuning_bytes, memory_plan
 from gradmm.evaluation.trainable import trainable_model
-from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.language_model import LanguageModel, read_pretrained
 from gradmm.lm.template import TokenisedTemplate
 from tests.conftest import tiny_language_model
 from tests.unit.evaluation.test_trainable import CPU, FAMILIES, RANK, saved
@@ -98,6 +98,28 @@ def test_a_stage_grows_with_the_settings_that_it_is_told_to_reduce(
 
 
 @pytest.mark.usefixtures("roomy")
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not list mapped files")
+@pytest.mark.parametrize("rank", [None, RANK])
+def test_workers_share_weights_that_need_no_conversion(
+    tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate, tmp_path: Path, rank: int | None
+) -> None:
+    """Of which each worker has one for writing, and for fine-tuning adapters two."""
+    reference, _ = saved(tokenizer, tmp_path, "phi", "float32")
+    workers = {"execution": {"runner": "processes", "workers": 3}, "finetune_eval": {"lora_rank": rank}}
+    converted = reference.model_copy(update={"dtype": "bfloat16"})
+    for each, mapped in ((reference, True), (converted, False)):
+        model = LanguageModel(read_pretrained(each, "cpu"), tokenizer)
+        alone = memory_plan(recipe(finetune_eval=workers["finetune_eval"]), model, template).stages
+        together = memory_plan(recipe(**workers), model, template).stages
+        at_rest = LIBRARIES + module.BYTES_PER_SPELLING * len(model.embeddings) + model.weight_bytes
+        at_rest += model.head.nbytes if model.head.data_ptr() != model.model.lm_head.weight.data_ptr() else 0
+        shared = model.weight_bytes * mapped
+        assert together["generation"] == at_rest + 3 * (alone["generation"] - shared)
+        copies = 1 if rank is None else 2
+        assert together["finetune_eval"] == at_rest + 3 * (alone["finetune_eval"] - copies * shared)
+        del model
+
+
 def test_a_large_model_does_not_stay_beside_the_one_that_is_trained(
     phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
