@@ -1,9 +1,9 @@
-"""Draw the picture of docs/results from its data.
+"""Write the table and draw the picture of docs/results/README.md from the data beside it.
 
-    python -m benchmarks.pictures
+    python -m benchmarks.results_page
 
-docs/results/epsilon.svg: accuracy by epsilon of the product and the rivals on every set, beside the model before
-fine-tuning and real rows.
+The table: accuracy of the product, the rivals and real rows on every set. docs/results/epsilon.svg: the same by
+epsilon. The lines between the marks in the page are replaced.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from matplotlib.figure import Figure
 from gradmm.outputs.plot_style import BLUE, BROWN, GREEN, GREY, INK, PURPLE, VERMILION, described, styled, svg
 
 DATA = Path(__file__).parents[1] / "docs" / "results" / "data"
+PAGE = DATA.parent / "README.md"
 
-#: Studies of `benchmarks.evidence` that the picture shows, the oldest first.
+#: Comments around the table in the page.
+BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
+
+#: Studies of `benchmarks.evidence` that the page shows, the oldest first.
 STUDIES = ("emotions-epsvec", "emotions-2000", "emotions-texts", "rotten_tomatoes-texts")
 
+#: Each set's title, and its number of private records.
 SETS = {
-    "sst2": "SST-2",
-    "rotten_tomatoes": "rotten_tomatoes",
-    "tweet_emotions": "tweet_emotions (two classes)",
+    "sst2": ("SST-2", 66_349),
+    "rotten_tomatoes": ("rotten_tomatoes", 8530),
+    "tweet_emotions": ("emotions (two)", 9528),
+    "tweet_emotions_six": ("emotions (six)", 15_500),
+    "imdb": ("imdb", 4500),
 }
 EPSILONS = {"0.05": "epsilon 0.05", "1": "epsilon 1", "none": "no noise"}
 
@@ -42,7 +49,7 @@ CURVES = {
 LINES = {
     "all rows": ("all real rows", INK, "-"),
     "real-1k": ("1,000 real rows", GREEN, "--"),
-    "random": ("100 real rows", PURPLE, "-."),
+    "real-100": ("100 real rows", PURPLE, "-."),
     "before": ("before", GREY, ":"),
 }
 
@@ -53,6 +60,7 @@ def measured() -> pd.DataFrame:
     Where a file has an arm with several numbers of steps, the highest accuracy counts.
     """
     older = pd.read_csv(DATA / "written.csv", dtype={"epsilon": str}).fillna({"epsilon": ""})
+    older = older.replace({"arm": {"random": "real-100"}})  # 100 of them
     parts = [older, *(_by_epsilon(pd.read_csv(DATA / f"{name}.csv")) for name in STUDIES)]
     keys = ["set", "arm", "epsilon"]
     best = [part.sort_values("accuracy").drop_duplicates(keys, keep="last") for part in parts]
@@ -63,15 +71,58 @@ def _by_epsilon(table: pd.DataFrame) -> pd.DataFrame:
     """Take the epsilon out of the arms' names: a study has `epsvec, soft labels, epsilon 1`."""
     named = table["arm"].str.extract(r"^(?P<arm>.*?)(?:, epsilon (?P<epsilon>[\d.]+))?$")
     epsilon = named["epsilon"].fillna(named["arm"].map({"gradmm": "none"})).fillna("")
-    return table.assign(arm=named["arm"], epsilon=epsilon)
+    table = table.assign(arm=named["arm"], epsilon=epsilon)
+    return table[table["arm"] != "random"]  # as many as there are texts
+
+
+#: Rows of the table: title, arm and epsilon.
+ROWS = (
+    ("before fine-tuning", "before", ""),
+    ("the calibrated model, no training", "calibrated model", ""),
+    ("100 real rows", "real-100", ""),
+    ("1,000 real rows", "real-1k", ""),
+    ("all real rows", "all rows", ""),
+    *(
+        (f"{title}, soft labels, epsilon {epsilon}", f"{arm}, soft labels", epsilon)
+        for title, arm in (
+            ("Private Evolution", "private-evolution"),
+            ("EPSVec", "epsvec"),
+            ("DP few-shot", "dp-few-shot"),
+        )
+        for epsilon in ("0.05", "1")
+    ),
+    ("**gradmm, epsilon 0.05**", "gradmm", "0.05"),
+    ("**gradmm, epsilon 1**", "gradmm", "1"),
+    ("**gradmm, no noise**", "gradmm", "none"),
+)
+
+
+def table(data: pd.DataFrame) -> str:
+    """Write the table of accuracies in Markdown; arms that no set has are left out."""
+    of = data.set_index(["set", "arm", "epsilon"])
+    accuracy: dict[Any, float] = of["accuracy"].to_dict()
+    reach: dict[Any, float] = of["accuracy_ci95"].to_dict()
+
+    def cell(key: tuple[str, str, str]) -> str:
+        if key not in accuracy:
+            return ""
+        return f"{accuracy[key]:.3f}" + ("" if pd.isna(reach[key]) else f" ± {reach[key]:.3f}")
+
+    lines = [["", *(title for title, _ in SETS.values())], ["---"] * (1 + len(SETS))]
+    lines.append(["private records", *(f"{records:,}" for _, records in SETS.values())])
+    for title, arm, epsilon in ROWS:
+        cells = [cell((name, arm, epsilon)) for name in SETS]
+        if any(cells):
+            lines.append([title, *cells])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 @styled
 def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     """Draw one pair of axes for each set."""
-    figure = Figure(figsize=(9.6, 3.6))
+    figure = Figure(figsize=(3.2 * len(SETS), 3.6))
     legend: dict[str, Artist] = {}
-    for axes, (name, title) in zip(figure.subplots(1, len(SETS)), SETS.items(), strict=True):
+    for axes, (name, (title, _)) in zip(figure.subplots(1, len(SETS)), SETS.items(), strict=True):
         _draw(axes, data[data["set"] == name].set_index(["arm", "epsilon"]))
         axes.set_title(title)
         axes.set_xticks(range(len(EPSILONS)), [*EPSILONS.values()])
@@ -97,5 +148,13 @@ def _draw(axes: Axes, of_set: pd.DataFrame) -> None:
             axes.errorbar(x, values, yerr=bars, color=colour, marker=marker, capsize=3, label=label)
 
 
+def with_table(page: str, written: str) -> str:
+    """Replace what is between the marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{written}\n{END}{rest.partition(END)[2]}"
+
+
 if __name__ == "__main__":
-    (DATA.parent / "epsilon.svg").write_text(svg(accuracy_by_epsilon(measured())))
+    data = measured()
+    PAGE.write_text(with_table(PAGE.read_text(), table(data)))
+    (DATA.parent / "epsilon.svg").write_text(svg(accuracy_by_epsilon(data)))
