@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -188,6 +190,26 @@ def test_examples_follow_the_records_where_noise_is_small(phi: LanguageModel, te
         likely = {phi.decode([int(allowed.ids[i])]).strip() for i in shown[total > 0.0]}
         first = texts[3 * label : 3 * label + 3]
         assert all(any(text.startswith(word) for word in likely) for text in first)
+
+
+def test_each_record_is_in_one_sum_for_each_token_of_its_class_with_the_noise_of_all_of_them(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def recorded(vectors: Iterator[torch.Tensor], size: int, mechanism: GaussianMechanism) -> np.ndarray:
+        parts = [*vectors]
+        seen.append((sum(map(len, parts)), mechanism.sigma))
+        return noisy_sum(iter(parts), size, mechanism)
+
+    monkeypatch.setattr(few_shot, "noisy_sum", recorded)
+    claim, data = make_mechanism(1.0), LabelledTexts((*GOOD, *BAD[:3]), (1,) * 4 + (0,) * 3)
+    written(phi, template, data, claim)
+    expected = [(records, claim.sigma * (3 * TOKENS[label]) ** 0.5) for label, records in ((0, 3), (1, 4))]
+    assert [count for count, _ in seen] == [3] * 3 * TOKENS[0] + [4] * 3 * TOKENS[1]
+    assert [sigma for _, sigma in seen] == pytest.approx(
+        [sigma for (_, sigma), label in zip(expected, (0, 1), strict=True) for _ in range(3 * TOKENS[label])]
+    )
 
 
 def test_every_release_has_fresh_noise(phi: LanguageModel, template: TokenisedTemplate) -> None:
