@@ -24,8 +24,19 @@ PAGE = DATA.parent / "README.md"
 #: Comments around the table in the page.
 BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 
-#: Studies of `benchmarks.evidence` that the page shows, the oldest first.
-STUDIES = ("emotions-epsvec", "emotions-2000", "emotions-texts", "rotten_tomatoes-texts")
+#: Studies of `benchmarks.evidence` that the page shows where they have been run; newer figures replace older ones.
+STUDIES = (
+    "emotions-epsvec",
+    "emotions-2000",
+    "emotions-texts",
+    "rotten_tomatoes-texts",
+    "sst2-texts",
+    "emotions-six-2000",
+    "imdb-2000",
+    "emotions-few-shot",
+    "emotions-rivals",
+    "rotten_tomatoes-rivals",
+)
 
 #: Each set's title, and its number of private records.
 SETS = {
@@ -61,7 +72,8 @@ def measured() -> pd.DataFrame:
     """
     older = pd.read_csv(DATA / "written.csv", dtype={"epsilon": str}).fillna({"epsilon": ""})
     older = older.replace({"arm": {"random": "real-100"}})  # 100 of them
-    parts = [older, *(_by_epsilon(pd.read_csv(DATA / f"{name}.csv")) for name in STUDIES)]
+    files = [DATA / f"{name}.csv" for name in STUDIES]
+    parts = [older, *(_by_epsilon(pd.read_csv(file)) for file in files if file.exists())]
     keys = ["set", "arm", "epsilon"]
     best = [part.sort_values("accuracy").drop_duplicates(keys, keep="last") for part in parts]
     return pd.concat(best, ignore_index=True).drop_duplicates(keys, keep="last")
@@ -97,8 +109,14 @@ ROWS = (
 )
 
 
+def shown(data: pd.DataFrame) -> dict[str, tuple[str, int]]:
+    """Return the sets that have been measured."""
+    return {name: of_set for name, of_set in SETS.items() if (data["set"] == name).any()}
+
+
 def table(data: pd.DataFrame) -> str:
     """Write the table of accuracies in Markdown; arms that no set has are left out."""
+    sets = shown(data)
     of = data.set_index(["set", "arm", "epsilon"])
     accuracy: dict[Any, float] = of["accuracy"].to_dict()
     reach: dict[Any, float] = of["accuracy_ci95"].to_dict()
@@ -108,10 +126,10 @@ def table(data: pd.DataFrame) -> str:
             return ""
         return f"{accuracy[key]:.3f}" + ("" if pd.isna(reach[key]) else f" ± {reach[key]:.3f}")
 
-    lines = [["", *(title for title, _ in SETS.values())], ["---"] * (1 + len(SETS))]
-    lines.append(["private records", *(f"{records:,}" for _, records in SETS.values())])
+    lines = [["", *(title for title, _ in sets.values())], ["---"] * (1 + len(sets))]
+    lines.append(["private records", *(f"{records:,}" for _, records in sets.values())])
     for title, arm, epsilon in ROWS:
-        cells = [cell((name, arm, epsilon)) for name in SETS]
+        cells = [cell((name, arm, epsilon)) for name in sets]
         if any(cells):
             lines.append([title, *cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -120,9 +138,10 @@ def table(data: pd.DataFrame) -> str:
 @styled
 def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     """Draw one pair of axes for each set."""
-    figure = Figure(figsize=(3.2 * len(SETS), 3.6))
+    sets = shown(data)
+    figure = Figure(figsize=(3.2 * len(sets), 3.6))
     legend: dict[str, Artist] = {}
-    for axes, (name, (title, _)) in zip(figure.subplots(1, len(SETS)), SETS.items(), strict=True):
+    for axes, (name, (title, _)) in zip(figure.subplots(1, len(sets)), sets.items(), strict=True):
         _draw(axes, data[data["set"] == name].set_index(["arm", "epsilon"]))
         axes.set_title(title)
         axes.set_xticks(range(len(EPSILONS)), [*EPSILONS.values()])
