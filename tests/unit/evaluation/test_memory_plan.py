@@ -103,7 +103,7 @@ def test_a_stage_grows_with_the_settings_that_it_is_told_to_reduce(
 def test_workers_share_weights_that_need_no_conversion(
     tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate, tmp_path: Path, rank: int | None
 ) -> None:
-    """Of which each worker has one for writing, and for fine-tuning adapters two."""
+    """A worker holds them once to write texts, and twice to fine-tune adapters."""
     reference, _ = saved(tokenizer, tmp_path, "phi", "float32")
     workers = {"execution": {"runner": "processes", "workers": 3}, "finetune_eval": {"lora_rank": rank}}
     converted = reference.model_copy(update={"dtype": "bfloat16"})
