@@ -213,10 +213,12 @@ class Study:
         return runs.run(steered_texts, texts=texts, **steering, **self._writing(recipe))
 
     def _few_shot(self, runs: StageRuns, recipe: Recipe, settings: FewShot) -> StageArtifact:
-        claim = {name: value for name, value in self._releasing(runs).items() if name not in ("space", "matching")}
+        releasing = self._releasing(runs)
         released = runs.run(
             private_examples,
-            **claim | self._writing(recipe),
+            **self._writing(recipe),
+            train=releasing["train"],
+            mechanism=releasing["mechanism"],
             examples=settings.examples,
             declared_records=recipe.privacy.declared_records,
         ).read()
