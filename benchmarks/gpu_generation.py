@@ -1,11 +1,13 @@
-"""The paper's job on one GPU: 200 texts of 25 tokens from a model of Phi-1.5's shape, by ADMM and by the search.
+"""The paper's job on one GPU: 200 texts of 25 tokens from a model of Phi-1.5's shape, by every method.
 
     python -m benchmarks.gpu_generation --json gpu.json
+    python -m benchmarks.gpu_generation --methods compiled --iterations 2 --profile
 
 The weights and the target (of the whole head) are random, as time and memory do not depend on them. The floor is
 the time of the body's matrix products alone: two operations per parameter and token forward, and as many backward
-(frozen weights need no gradient), at the throughput of one large product measured in the same run. Without a GPU a
-small model runs on the CPU, as a check of the script.
+(frozen weights need no gradient), at the throughput of one large product measured in the same run. Texts are
+written without an end at a sentence, as random weights write hardly any. Without a GPU a small model runs on the
+CPU, as a check of the script.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PhiConfig
 
 from benchmarks.timing import device_name
 from benchmarks.whole_generation import generation
-from benchmarks.workload import Workload
+from benchmarks.workload import INSTRUCTION, LABEL, Workload
 from gradmm.config.settings import (
     AdmmSettings,
     GenerationSettings,
@@ -30,6 +35,8 @@ from gradmm.config.settings import (
 )
 from gradmm.demo.grammar import public_documents
 from gradmm.demo.material import END, train_tokenizer
+from gradmm.generation.generation import write
+from gradmm.generation.shards import Shard
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.memory import peak_memory
 from gradmm.lm.token_passes import ComputeMeter
@@ -40,6 +47,9 @@ SMALL = {"layers": 2, "hidden": 256, "heads": 4, "vocabulary": 8192, "examples":
 
 MIB = 2**20
 
+#: Generation methods; "compiled" is ADMM with compiled layers.
+METHODS = ("admm", "compiled", "search", "written")
+
 
 def main() -> None:
     gpu = torch.cuda.is_available()
@@ -49,9 +59,12 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=25)
     parser.add_argument("--batch", type=int, help="examples per batch (default: all)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--profile", action="store_true", help="print the kernels that take longest")
     parser.add_argument("--matmul", type=int, default=8192 if gpu else 2048, help="rows of the large product")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    options.batch = options.batch or options.examples
     if not gpu:
         print("no GPU: a small model on the CPU, not a GPU measurement")
     with tempfile.TemporaryDirectory() as folder:
@@ -63,38 +76,68 @@ def main() -> None:
         f"{device_name()}; {options.layers} layers, {size / 1e6:,.1f} M parameters in the body; "
         f"{options.examples} examples of {options.tokens} tokens; matrix product {throughput / 1e12:.3g} TFLOP/s"
     )
-    schedule = AdmmSettings(
-        iterations=options.iterations, inner_steps=options.inner_steps, rho=0.1, patience=None, keep="last"
-    )
-    projection = ProjectionSettings(rule="nearest-of-likely", candidates=200)
-    batch = options.batch or options.examples
-    methods = {
-        "ADMM": GenerationSettings(
-            method="admm", loss="cosine", admm=schedule, projection=projection, batch_size=batch
-        ),
-        "search": GenerationSettings(method="search", loss="cosine", batch_size=batch),
-    }
-    generation(work, methods["search"], 2)()  # one-time setup
+    settings = {name: settings_of(name, options) for name in options.methods}
+    run_of(work, settings_of("search", options), 2)()  # one-time setup
     rows = []
-    for name, settings in methods.items():
-        run = generation(work, settings, options.examples)
-        with ComputeMeter(work.model) as meter, peak_memory() as peak:
+    for name in options.methods:
+        run = run_of(work, settings[name], options.examples)
+        with ComputeMeter(work.model) as meter, peak_memory() as peak, kernels(options.profile):
             started = time.perf_counter()
             run()
             seconds = time.perf_counter() - started
         floor = 2 * size * (meter.forward_tokens + meter.backward_tokens) / throughput
         memory = peak.process if peak.gpu is None else peak.gpu
         print(
-            f"  {name:8} {seconds:10.1f} s   floor {floor:8.1f} s   share of the floor {floor / seconds:6.1%}   "
+            f"  {name:16} {seconds:10.1f} s   floor {floor:8.1f} s   share of the floor {floor / seconds:6.1%}   "
             f"peak {memory / MIB:8,.0f} MiB{'' if gpu else ' (of the process)'}"
         )
         passes = {"forward_tokens": meter.forward_tokens, "backward_tokens": meter.backward_tokens}
         rows.append({"method": name, "seconds": seconds, "floor": floor, "peak_bytes": memory, **passes})
-    print(f"  ADMM takes {rows[0]['seconds'] / rows[1]['seconds']:.1f} times as long as the search")
     if options.json:
         shape = {name: getattr(options, name) for name in (*PAPER, "inner_steps", "tokens")}
-        found = {"device": device_name(), "gpu": gpu, **shape, "body_parameters": size, "batch": batch}
+        found = {"device": device_name(), "gpu": gpu, **shape, "body_parameters": size, "batch": options.batch}
         options.json.write_text(json.dumps(found | {"matmul_flops": throughput, "rows": rows}, indent=2) + "\n")
+
+
+def settings_of(method: str, options: argparse.Namespace) -> GenerationSettings:
+    """Return the paper's schedule for ADMM, and defaults for the other methods."""
+    schedule = AdmmSettings(
+        iterations=options.iterations, inner_steps=options.inner_steps, rho=0.1, patience=None, keep="last"
+    )
+    common = {"loss": "cosine", "batch_size": options.batch}
+    if method not in ("admm", "compiled"):
+        return GenerationSettings.model_validate(common | {"method": method, "whole_sentences": False})
+    return GenerationSettings(
+        method="admm",
+        loss="cosine",
+        admm=schedule,
+        projection=ProjectionSettings(rule="nearest-of-likely", candidates=200),
+        batch_size=options.batch,
+        compile_layers=method == "compiled",
+    )
+
+
+def run_of(work: Workload, settings: GenerationSettings, examples: int) -> Callable[[], object]:
+    """Return a function that generates texts."""
+    if settings.method != "written":
+        return generation(work, settings, examples)
+    shard = Shard(LABEL, 0, 0, examples)
+    return lambda: write(work.model, work.template, INSTRUCTION, "good", shard, work.tokens, settings, 0)
+
+
+@contextmanager
+def kernels(wanted: bool) -> Iterator[None]:
+    """Print the kernels that took longest while the context was active, if `wanted`."""
+    if not wanted:
+        yield
+        return
+    with profile(
+        activities=[ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU]
+    ) as found:
+        yield
+    averages = sorted(found.key_averages(), key=lambda each: -each.self_device_time_total)
+    for each in averages[:20]:
+        print(f"    {each.self_device_time_total / 1000:9.1f} ms {each.count:6}  {each.key[:90]}")
 
 
 def save_model(options: argparse.Namespace, folder: Path) -> str:

@@ -262,6 +262,7 @@ def random_probe(language_model: LanguageModel, template: TokenisedTemplate) -> 
     """A probe with an opinion of every text, of hidden states of random tokens."""
     random = torch.Generator().manual_seed(7)
     ids = torch.randint(3, language_model.embeddings.shape[0] - 3, (20, 6), generator=random)
+    ids = ids.to(language_model.device)
     public = text_means(language_model.layers(input_ids=ids), torch.ones_like(ids, dtype=torch.bool))
     features = TextFeatures.of_public(public, 5)
     weights = 3 * torch.randn(5, len(template.labels), generator=random, dtype=torch.float64)

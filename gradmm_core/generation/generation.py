@@ -144,7 +144,15 @@ def generate(
     objective: Objective
     if matching.matching == "head":
         objective = HeadMatching(
-            language_model, template, shard.label, target, space, settings.loss, probe, settings.probe_weight
+            language_model,
+            template,
+            shard.label,
+            target,
+            space,
+            settings.loss,
+            probe,
+            settings.probe_weight,
+            settings.compile_layers,
         )
     else:
         objective = FullGradientMatching(language_model, template, shard.label, target)

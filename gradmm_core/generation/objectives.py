@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -30,8 +32,10 @@ class HeadMatching:
         loss: MatchingLoss = "cosine",
         probe: Probe | None = None,
         probe_weight: float = 0.0,
+        compile_layers: bool = False,
     ) -> None:
         self._lm = language_model
+        self._compile_layers = compile_layers
         self._probe = probe if probe_weight > 0 else None
         self._probe_weight = probe_weight
         self._label = label
@@ -45,8 +49,11 @@ class HeadMatching:
 
     def __call__(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, " batch"]:
         """Compute matching losses, without the probe's, differentiable with respect to x."""
-        read = self._free_text.response_ids.shape[1]
-        return self._losses(self._lm.hidden_states(inputs_embeds=self._free_text(x), last=read))
+        # Hooks, which restrict the last layer, have no effect in compiled code.
+        read = None if self._compile_layers else self._free_text.response_ids.shape[1]
+        with self._layers:
+            hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x), last=read)
+        return self._losses(hidden)
 
     def with_logits(
         self, x: Float[Tensor, "batch tokens hidden"]
@@ -58,10 +65,12 @@ class HeadMatching:
         """
         begin = self._free_text.text_begins
         if self._probe is None:
-            hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
+            with self._layers:
+                hidden = self._lm.hidden_states(inputs_embeds=self._free_text(x))
             probe_losses: float | Tensor = 0.0
         else:
-            layers = self._lm.layers(inputs_embeds=self._free_text(x))
+            with self._layers:
+                layers = self._lm.layers(inputs_embeds=self._free_text(x))
             of_text = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
             means = text_means([layer[:, begin : begin + x.shape[1]] for layer in layers], of_text)
             hidden, probe_losses = layers[-1], self._probe_weight * self._probe.losses(means, self._label)
@@ -69,6 +78,10 @@ class HeadMatching:
         read = hidden[:, begin : begin + x.shape[1] - 1].detach().contiguous()
         losses = self._losses(hidden) + probe_losses
         return losses, self._lm.model.get_output_embeddings()(read).to(self._lm.head_dtype)
+
+    @property
+    def _layers(self) -> AbstractContextManager[None]:
+        return self._lm.compiled_layers() if self._compile_layers else nullcontext()
 
     def _losses(self, hidden: Float[Tensor, "batch length hidden"]) -> Float[Tensor, " batch"]:
         response_ids = self._free_text.response_ids.expand(len(hidden), -1)

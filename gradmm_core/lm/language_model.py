@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
 from gradmm.lm.bfloat16_product import FrozenProduct
-from gradmm.lm.last_mlp import last_mlp, only_last
+from gradmm.lm.last_mlp import last_mlp, layers_of, only_last
 from gradmm.lm.model_reference import ModelReference, resolve_model, unusable_model
 from gradmm.storage.hub import hub_or_its_cache
 
@@ -139,6 +140,26 @@ class LanguageModel:
         )
         states = out.hidden_states
         return states[0], states[len(states) // 2], out.last_hidden_state
+
+    @contextmanager
+    def compiled_layers(self) -> Iterator[None]:
+        """Run the body's layers compiled by torch.compile while the context is active.
+
+        Layers of one kind share their code, so that compiling takes as long as for one or two of them. The first
+        pass of a shape compiles it, and from a second shape on the sizes may vary. Do not nest.
+        """
+        layers = layers_of(self.model.base_model)
+        for layer, forward in zip(layers, self._compiled_forwards, strict=True):
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward
+
+    @cached_property
+    def _compiled_forwards(self) -> list[Callable[..., Any]]:
+        return [torch.compile(layer.forward) for layer in layers_of(self.model.base_model)]
 
     @cached_property
     def _last_mlp(self) -> nn.Module | None:

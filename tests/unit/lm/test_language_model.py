@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch._dynamo.utils import counters
+from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
 from gradmm.lm import language_model
 from gradmm.lm.language_model import LanguageModel, check_model, forget_large_model, load_language_model
+from gradmm.lm.last_mlp import layers_of
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from tests.conftest import tiny_language_model
 
@@ -121,3 +125,27 @@ def test_a_missing_folder_and_a_folder_without_a_model_are_refused(tmp_path: Pat
     empty = resolve_model(ModelSettings(name=str(tmp_path)))
     with pytest.raises(InputError, match=r"cannot be loaded"):
         load_language_model(empty, "cpu")
+
+
+@pytest.mark.filterwarnings("default:The .grad attribute:UserWarning")  # torch reads it while it compiles
+@pytest.mark.parametrize("family", ["phi", "gpt2"])
+def test_compiled_layers_compute_the_same_and_are_gone_afterwards(
+    tokenizer: PreTrainedTokenizerFast, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the backend that only traces: compiling takes half a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = tiny_language_model(tokenizer, family)
+    plain_layers = [layer.forward for layer in layers_of(model.model.base_model)]
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    for rows in (ids, ids[:1]):
+        x = model.embed(rows).requires_grad_(True)
+        plain = model.hidden_states(inputs_embeds=x)
+        with model.compiled_layers():
+            compiled, (*_, middle, last) = model.hidden_states(inputs_embeds=x), model.layers(inputs_embeds=x)
+        torch.testing.assert_close(compiled, plain, atol=1e-10, rtol=0)
+        torch.testing.assert_close(middle, model.layers(inputs_embeds=x)[1], atol=1e-10, rtol=0)
+        torch.testing.assert_close(last, plain, atol=1e-10, rtol=0)
+        slopes = [torch.autograd.grad(each.sin().sum(), [x])[0] for each in (compiled, plain)]
+        torch.testing.assert_close(*slopes, atol=1e-9, rtol=0)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert [layer.forward for layer in layers_of(model.model.base_model)] == plain_layers

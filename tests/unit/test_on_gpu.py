@@ -1,0 +1,263 @@
+"""What the CPU's tests show, on a GPU; skipped where there is none.
+
+`pytest tests/unit/test_on_gpu.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast
+
+from gradmm.config.settings import (
+    AdmmSettings,
+    FinetuneEvalSettings,
+    GenerationSettings,
+    ModelSettings,
+    ProjectionSettings,
+    SearchSettings,
+    TargetGradientSettings,
+    WrittenSettings,
+)
+from gradmm.data.examples import Examples
+from gradmm.data.splits import LabelledTexts
+from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.schedule import Schedule
+from gradmm.generation.generation import generate, write
+from gradmm.generation.objectives import HeadMatching
+from gradmm.generation.shards import Shard
+from gradmm.gradients.head_gradient import HeadGradients, head_gradients
+from gradmm.lm.bfloat16_product import TOLERANCE, FrozenProduct
+from gradmm.lm.classification import class_logits
+from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.memory import in_parts_that_fit, peak_memory
+from gradmm.lm.model_reference import ModelReference
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
+from gradmm.target.record_batches import RecordBatches
+from gradmm.target.target_gradient import target_sums
+from gradmm.target.target_space import FULL
+from tests.conftest import tiny_language_model
+from tests.unit.target.test_record_batches import FAMILIES, WORST, C, mechanism, moved, spaces, vectors
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+GPU = "cuda"
+TOKENS = 6
+
+
+def on_gpu(
+    tokenizer: PreTrainedTokenizerFast, family: str, dtype: torch.dtype, **changes: object
+) -> LanguageModel:
+    on_cpu = tiny_language_model(tokenizer, family, dtype=dtype, **changes)
+    return LanguageModel(deepcopy(on_cpu.model).to(GPU), tokenizer)
+
+
+@pytest.fixture
+def plain_float32() -> Iterator[None]:
+    """Products in float32 without TensorFloat-32, which is torch's default too."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    return
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("family", ["phi", "llama", "gpt2", "opt"])
+def test_losses_and_their_gradients_equal_double_backward(
+    tokenizer: PreTrainedTokenizerFast,
+    prompt_template: PromptTemplate,
+    family: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    plain_float32: None,
+) -> None:
+    model = on_gpu(tokenizer, family, dtype)
+    template = tokenise_template(model, prompt_template)
+    random = torch.Generator().manual_seed(1)
+    target = torch.randn(model.head.shape, generator=random).to(model.head)
+    x = (0.2 * torch.randn(3, 5, model.embeddings.shape[1], generator=random)).to(model.head).requires_grad_(True)
+    ours = HeadMatching(model, template, 1, target)(x)
+    (our_slope,) = torch.autograd.grad(ours.sum(), x)
+    head = model.model.get_output_embeddings()
+    tail = model.embed(torch.tensor(template.tail(1), device=GPU))[None]
+    response = torch.tensor(template.responses[1], device=GPU)
+    for i in range(len(x)):
+        example = x[i : i + 1].detach().requires_grad_(True)
+        parts = [p.detach().clone().requires_grad_(True) for p in (head.weight, head.bias) if p is not None]
+        embeds = torch.cat([example, tail], dim=1)
+        hidden = model.model.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
+        loss = F.cross_entropy(F.linear(hidden[0, -len(response) :], *parts), response)
+        gradients = torch.autograd.grad(loss, parts, create_graph=True)
+        g = torch.cat([each if each.ndim == 2 else each[:, None] for each in gradients], dim=1)
+        plain = 1 - F.cosine_similarity(g.flatten(), target.flatten(), dim=0)
+        (slope,) = torch.autograd.grad(plain, example)
+        assert float((plain - ours[i]).detach().abs()) < tolerance
+        assert float((slope[0] - our_slope[i]).abs().max()) < tolerance * max(1.0, float(slope.abs().max()))
+
+
+@pytest.mark.parametrize("texts", [1, 3, 100])
+def test_two_bfloat16_products_are_nearly_as_accurate_as_one_in_float32(texts: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    h = (3 * torch.randn(texts, 1, 2048, generator=random)).bfloat16().float().to(GPU)
+    matrix = torch.randn(5000, 2048, generator=random).bfloat16().float().to(GPU)
+    exact = h.double() @ matrix.double().mT
+    product = FrozenProduct(matrix, torch.bfloat16)
+    assert product._half is not None
+    assert (product(h) - exact).abs().max() < TOLERANCE * exact.abs().max()
+
+
+def test_a_bfloat16_body_has_the_matching_losses_of_its_hidden_states(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate
+) -> None:
+    model = on_gpu(tokenizer, "phi", torch.bfloat16)
+    template = tokenise_template(model, prompt_template)
+    random = torch.Generator().manual_seed(0)
+    target = torch.randn(model.head.shape, generator=random).to(GPU)
+    x = model.embed_freely(torch.randint(len(model.embeddings), (6, 5), generator=random).to(GPU))
+    matching = HeadMatching(model, template, 1, target)
+    response = matching._free_text.response_ids.expand(6, -1)
+    with torch.no_grad():
+        losses = matching(x)
+        states = model.hidden_states(inputs_embeds=matching._free_text(x))[:, -response.shape[1] :]
+        hidden = model.augment(states).double()
+        gradients = HeadGradients.from_logits(
+            hidden @ model.head.double().mT, hidden, response, torch.ones_like(response, dtype=torch.bool)
+        )
+        exact = gradients.matching_losses(target.double())
+    assert (losses - exact).abs().max() < 5e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [7, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_other_records_change_no_bit_of_a_records_vector(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, family: str, dtype: torch.dtype, rows: int
+) -> None:
+    model = on_gpu(tokenizer, family, dtype)
+    template = tokenise_template(model, prompt_template)
+    batches = RecordBatches(model, template, spaces(model, template)["public-subspace"], rows, private=True)
+    for texts in WORST.values():
+        whole, others = vectors(batches, texts, 1), vectors(batches, texts[1:], 1)
+        for text, parts in others.items():
+            for part, same in zip(parts, whole[text], strict=True):
+                assert torch.equal(part, same), text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, dtype: torch.dtype, sampler: str
+) -> None:
+    model = on_gpu(tokenizer, "phi", dtype)
+    template = tokenise_template(model, prompt_template)
+    release = mechanism(sampler=sampler)
+    settings = TargetGradientSettings(batch_size=16, token_share=0.3)
+    space = spaces(model, template)["public-subspace"]
+    for texts in WORST.values():
+        whole, part = (
+            target_sums(model, template, LabelledTexts(some, (1,) * len(some)), settings, C, release, space)
+            for some in (texts, texts[1:])
+        )
+        assert 0.5 < moved(whole, part) <= release.record_norm / C
+
+
+def test_record_gradients_equal_the_cpus(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, plain_float32: None
+) -> None:
+    for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 1e-3)):
+        cpu, gpu = tiny_language_model(tokenizer, "phi", dtype=dtype), on_gpu(tokenizer, "phi", dtype)
+        template = tokenise_template(cpu, prompt_template)
+        texts = [cpu.encode(text) for text in ("the soup was cold", "a quiet room with good light", "late")]
+        there = head_gradients(gpu, make_batch(template, texts, [0, 1, 1], gpu.device)).materialise().cpu()
+        here = head_gradients(cpu, make_batch(template, texts, [0, 1, 1], cpu.device)).materialise()
+        assert (there - here).abs().max() < tolerance * here.abs().max()
+
+
+SETTINGS = GenerationSettings(
+    method="search",
+    admm=AdmmSettings(iterations=3, inner_steps=4),
+    projection=ProjectionSettings(candidates=20),
+    search=SearchSettings(draws=6, rounds=2, edits=8, top_k=50),
+    written=WrittenSettings(top_k=50),
+)
+
+
+def texts_of(
+    model: LanguageModel, template: TokenisedTemplate, method: str, shard: Shard, batch_size: int = 100
+) -> pd.DataFrame:
+    settings = SETTINGS.model_copy(update={"method": method, "batch_size": batch_size})
+    if method == "written":
+        return write(model, template, "they said\n", "good", shard, 12, settings, 0)
+    target = torch.randn(model.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    matching = TargetGradientSettings(matching="head")
+    return generate(
+        model, template, target, FULL, "they said\n", "good", shard, TOKENS, matching, settings, seed=0
+    )
+
+
+@pytest.mark.parametrize("method", ["written", "search", "admm"])
+def test_texts_are_those_of_the_cpu(
+    tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate, method: str
+) -> None:
+    cpu, gpu = tiny_language_model(tokenizer, "phi"), on_gpu(tokenizer, "phi", torch.float64)
+    here, there = (texts_of(model, template, method, Shard(1, 0, 0, 8)) for model in (cpu, gpu))
+    assert here["text"].tolist() == there["text"].tolist()
+    np.testing.assert_allclose(here["matching_loss"], there["matching_loss"], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["written", "search", "admm"])
+def test_shards_and_batches_change_no_text(
+    tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate, method: str
+) -> None:
+    gpu = on_gpu(tokenizer, "phi", torch.float32)
+    whole = texts_of(gpu, template, method, Shard(1, 0, 0, 8))
+    parts = [texts_of(gpu, template, method, Shard(1, 0, start, 4), batch_size=2) for start in (0, 4)]
+    assert whole["text"].tolist() == pd.concat(parts)["text"].tolist()
+
+
+@pytest.mark.parametrize("lora_rank", [None, 2])
+def test_fine_tuning_learns_what_it_learns_on_the_cpu(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, lora_rank: int | None, plain_float32: None
+) -> None:
+    labels = [i % 2 for i in range(60)]
+    examples = Examples([[70 + label] + [100 + i % 7] * (i % 5) for i, label in enumerate(labels)], labels)
+    answers = []
+    for device in ("cpu", GPU):
+        model = load_language_model(tiny_model, device)
+        template = tokenise_template(model, prompt_template)
+        settings = FinetuneEvalSettings(batch_size=20, lora_rank=lora_rank)
+        finetuning = Finetuning(tiny_model, model.tokenizer, model.device, template, settings)
+        tuned = finetuning.finetune(examples, Schedule(3e-3, 20), seed=3)
+        answers.append(class_logits(tuned, template, examples.texts, batch_size=64).log_softmax(dim=1).cpu())
+    # Adam turns rounding errors of parameters that hardly matter into full steps.
+    assert (answers[0] - answers[1]).abs().max() < 0.05
+    if lora_rank is None:
+        assert (answers[1].argmax(dim=1) == torch.tensor(labels)).double().mean() > 0.9
+
+
+def test_peak_memory_counts_what_is_on_the_gpu() -> None:
+    with peak_memory() as peak:
+        room = torch.empty(2**28, dtype=torch.uint8, device=GPU)
+        del room
+    assert peak.gpu is not None
+    assert 2**28 <= peak.gpu < 2**30
+
+
+def test_work_that_does_not_fit_on_the_gpu_is_halved() -> None:
+    free = torch.cuda.mem_get_info()[0]
+
+    def work(numbers: range) -> int:
+        torch.empty(free // 3 * len(numbers), dtype=torch.uint8, device=GPU)
+        return len(numbers)
+
+    assert sum(in_parts_that_fit(work, range(8))) == 8
+
+
+def test_auto_is_the_gpu(tiny_model: ModelReference) -> None:
+    assert load_language_model(tiny_model).device.type == "cuda"
+    assert load_language_model(tiny_model).model.config._attn_implementation == "sdpa"
+    assert ModelSettings(name=tiny_model.name).device == "auto"
