@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import deepcopy
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -51,18 +48,15 @@ GPU = "cuda"
 TOKENS = 6
 
 
-def on_gpu(
-    tokenizer: PreTrainedTokenizerFast, family: str, dtype: torch.dtype, **changes: object
-) -> LanguageModel:
-    on_cpu = tiny_language_model(tokenizer, family, dtype=dtype, **changes)
-    return LanguageModel(deepcopy(on_cpu.model).to(GPU), tokenizer)
+def on_gpu(tokenizer: PreTrainedTokenizerFast, family: str, dtype: torch.dtype) -> LanguageModel:
+    return LanguageModel(tiny_language_model(tokenizer, family, dtype=dtype).model.to(GPU), tokenizer)
 
 
-@pytest.fixture
-def plain_float32() -> Iterator[None]:
-    """Products in float32 without TensorFloat-32, which is torch's default too."""
-    assert not torch.backends.cuda.matmul.allow_tf32
-    return
+def test_products_in_float32_are_not_rounded_further() -> None:
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=random).to(GPU) for _ in range(2))
+    exact = left.double() @ right.double()
+    assert (left @ right - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
@@ -73,7 +67,6 @@ def test_losses_and_their_gradients_equal_double_backward(
     family: str,
     dtype: torch.dtype,
     tolerance: float,
-    plain_float32: None,
 ) -> None:
     model = on_gpu(tokenizer, family, dtype)
     template = tokenise_template(model, prompt_template)
@@ -97,6 +90,24 @@ def test_losses_and_their_gradients_equal_double_backward(
         (slope,) = torch.autograd.grad(plain, example)
         assert float((plain - ours[i]).detach().abs()) < tolerance
         assert float((slope[0] - our_slope[i]).abs().max()) < tolerance * max(1.0, float(slope.abs().max()))
+
+
+@pytest.mark.filterwarnings("default")  # torch warns of its own code while it compiles
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_layers_give_the_same_losses_and_gradients(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, dtype: torch.dtype
+) -> None:
+    model = on_gpu(tokenizer, "phi", dtype)
+    template = tokenise_template(model, prompt_template)
+    random = torch.Generator().manual_seed(1)
+    target = torch.randn(model.head.shape, generator=random).to(GPU)
+    x = model.embed_freely(torch.randint(len(model.embeddings), (6, 5), generator=random).to(GPU))
+    x.requires_grad_(True)
+    plain, compiled = (HeadMatching(model, template, 1, target, compile_layers=each)(x) for each in (False, True))
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    assert (plain - compiled).abs().max() < tolerance
+    slopes = [torch.autograd.grad(losses.sum(), [x])[0] for losses in (plain, compiled)]
+    assert (slopes[0] - slopes[1]).norm() < 10 * tolerance * slopes[0].norm()
 
 
 @pytest.mark.parametrize("texts", [1, 3, 100])
@@ -166,7 +177,7 @@ def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
 
 
 def test_record_gradients_equal_the_cpus(
-    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, plain_float32: None
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate
 ) -> None:
     for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 1e-3)):
         cpu, gpu = tiny_language_model(tokenizer, "phi", dtype=dtype), on_gpu(tokenizer, "phi", dtype)
@@ -221,7 +232,7 @@ def test_shards_and_batches_change_no_text(
 
 @pytest.mark.parametrize("lora_rank", [None, 2])
 def test_fine_tuning_learns_what_it_learns_on_the_cpu(
-    tiny_model: ModelReference, prompt_template: PromptTemplate, lora_rank: int | None, plain_float32: None
+    tiny_model: ModelReference, prompt_template: PromptTemplate, lora_rank: int | None
 ) -> None:
     labels = [i % 2 for i in range(60)]
     examples = Examples([[70 + label] + [100 + i % 7] * (i % 5) for i, label in enumerate(labels)], labels)
