@@ -212,13 +212,27 @@ def check_generation(
 
     Raises:
         InputError: if instruction and text are too long for the model, if its vocabulary has no words to write
-            with, or if a text is too short to have a perplexity.
+            with, if a text is too short to have a perplexity, or if layers are to be compiled and cannot be.
     """
     PromptCache(language_model, instruction).check_room(text_tokens, "generation.text_tokens")
+    if settings.compile_layers and settings.method != "written":
+        _check_compiler(language_model)
     allowed_tokens(language_model, settings.projection.language)
     if text_tokens == 1 and language_model.tokenizer.bos_token_id is None:
         problem = "a text of one token has no perplexity without a beginning-of-sequence token"
         raise InputError(problem, "generation.text_tokens", "write longer texts, or use another model")
+
+
+@torch.no_grad()
+def _check_compiler(language_model: LanguageModel) -> None:
+    embeddings = language_model.embed(language_model.probe)
+    try:
+        with language_model.compiled_layers():
+            language_model.hidden_states(inputs_embeds=embeddings)
+    except RuntimeError as error:  # torch._dynamo's errors are of this kind
+        problem = f"torch.compile fails ({str(error).partition(chr(10))[0]})"
+        fix = "set it to false, or install what torch.compile needs (a C++ compiler; Triton on a GPU)"
+        raise InputError(problem, "generation.compile_layers", fix) from error
 
 
 def generation_figures(texts: pd.DataFrame) -> dict[str, Any]:

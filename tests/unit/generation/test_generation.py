@@ -15,8 +15,9 @@ from gradmm.config.settings import (
     TargetGradientSettings,
     WrittenSettings,
 )
+from gradmm.errors import InputError
 from gradmm.generation.constraints import TextConstraints
-from gradmm.generation.generation import generate, generation_figures, write
+from gradmm.generation.generation import check_generation, generate, generation_figures, write
 from gradmm.generation.sampler import ModelSampler
 from gradmm.generation.shards import Shard, plan_shards
 from gradmm.generation.written import Writer
@@ -323,3 +324,42 @@ def test_the_probe_scores_released_texts_and_its_weight_lowers_its_loss(
     pd.testing.assert_frame_equal(
         free.drop(columns=["probe_loss"]), texts(phi, template, shard).drop(columns=["probe_loss"])
     )
+
+
+@pytest.mark.parametrize("method", ["written", "search", "admm"])
+def test_a_model_that_cannot_be_compiled_is_refused_before_texts_are_generated(
+    phi: LanguageModel, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler(_forward: object) -> object:
+        def fail(*_args: object, **_options: object) -> None:
+            raise RuntimeError("no C++ compiler found\nSet TORCH_LOGS")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    language_model = LanguageModel(phi.model, phi.tokenizer)
+    settings = GenerationSettings.model_validate({"method": method, "loss": "cosine", "compile_layers": True})
+    check_generation(language_model, "a\n", 5, settings.model_copy(update={"compile_layers": False}))
+    if method == "written":
+        check_generation(language_model, "a\n", 5, settings)
+        return
+    with pytest.raises(
+        InputError, match=r"^generation\.compile_layers: torch\.compile fails \(no C\+\+ compiler found\)"
+    ):
+        check_generation(language_model, "a\n", 5, settings)
+    assert not any("forward" in vars(layer) for layer in phi.model.base_model.modules())
+
+
+def test_compiled_layers_find_the_same_texts(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda forward: compiled.append(forward) or forward)
+    language_model = LanguageModel(phi.model, phi.tokenizer)
+    for method in ("search", "admm"):
+        plain, with_compiled = (
+            texts(language_model, template, Shard(1, 0, 0, 4), method=method, compile_layers=each)
+            for each in (False, True)
+        )
+        assert plain["text"].tolist() == with_compiled["text"].tolist()
+    assert len(compiled) == phi.model.config.num_hidden_layers
