@@ -84,9 +84,15 @@ class LanguageModel:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
-    def has_experts(self) -> bool:
-        """Whether a router distributes the tokens of a batch among experts."""
-        return any("experts" in name for name, _ in self.model.named_modules())
+    def coupling(self) -> str | None:
+        """Why a text's hidden states could depend on the batch's other texts; None if nothing is known to do so.
+
+        A router distributes the tokens of a batch among experts, and quantised layers may choose how to round the
+        inputs from the whole batch.
+        """
+        if any("experts" in name for name, _ in self.model.named_modules()):
+            return "the model is a mixture of experts"
+        return "the model's weights are quantised" if getattr(self.model, "is_quantized", False) else None
 
     def check_fits(self, tokens: int, what: str, where: str) -> None:
         """Raise an InputError if an input of `tokens` tokens exceeds the model's positions."""

@@ -50,7 +50,7 @@ CANDIDATES = 100
 #: Standard deviations of the noise that an entry of a sum has to be above, or count as zero.
 THRESHOLD = 2.0
 
-#: Records in a forward pass; 1 for a mixture of experts, where the shape of products depends on all rows. Public:
+#: Records in a forward pass; 1 where a row may depend on the others (`LanguageModel.coupling`). Public:
 #: it affects the last bits of every p.
 ROWS = 64
 
@@ -82,7 +82,7 @@ class Prompts:
     ) -> None:
         self._lm, self._allowed = language_model, allowed
         self._head = language_model.head[allowed.ids]
-        self._rows = 1 if language_model.has_experts else ROWS
+        self._rows = 1 if language_model.coupling else ROWS
         inputs = [[*before, *record, *after] for record in records]
         self._passes = [self._read(inputs) for inputs in _of_one_length(inputs, self._rows)]
         self._appended = 0

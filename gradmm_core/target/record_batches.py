@@ -9,7 +9,8 @@ A record's vector could still depend on its row and on the content of the other 
 checks each shape before its first use: it computes random texts twice in different rows, and beside different
 texts. If the bits differ, records of this shape are computed one at a time. So are all records of a mixture of
 experts: how many tokens an expert gets, and so the shape of its products, depends on all texts of a batch, and
-random texts need not show it.
+random texts need not show it. The same holds for a model with quantised weights, as its layers may decide by the
+whole batch how inputs are rounded.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ class RecordBatches:
         return self._verified[shape]
 
     def _verify(self, length: int, label: int) -> int:
-        experts = self.language_model.has_experts
-        if self.rows > 1 and not experts and self._same_bits(length, label, self.rows):
+        coupling = self.language_model.coupling
+        if self.rows > 1 and not coupling and self._same_bits(length, label, self.rows):
             return self.rows
         if not self._same_bits(length, label, 1):
             raise InputError(
@@ -152,9 +153,7 @@ class RecordBatches:
                 "use 'cpu', or a model without random or unordered operations",
             )
         if self.rows > 1:
-            problem = (
-                "the model is a mixture of experts" if experts else "the row of a batch changes a text's vector"
-            )
+            problem = coupling or "the row of a batch changes a text's vector"
             logger.warning("%s: inputs of %d tokens are computed one at a time", problem, length)
         return 1
 

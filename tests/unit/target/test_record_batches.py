@@ -190,6 +190,18 @@ def test_a_mixture_of_experts_is_run_one_record_at_a_time(
         assert set(batches._verified.values()) == {1}
 
 
+def test_a_quantised_model_is_run_one_record_at_a_time(
+    phi: LanguageModel, template: TokenisedTemplate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its texts, long or short, may change how the inputs of a layer are rounded, unlike random ones."""
+    model = deepcopy(phi.model)
+    model.is_quantized = True  # as transformers marks a model with quantised weights
+    batches = RecordBatches(LanguageModel(model, phi.tokenizer), template, FULL, 8, private=True)
+    vectors(batches, SHORT, 0)
+    assert set(batches._verified.values()) == {1}
+    assert "the model's weights are quantised: inputs of" in caplog.text
+
+
 def test_a_model_of_chance_is_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
     batches = RecordBatches(coupled(phi, by_chance=True), template, FULL, 8, private=True)
     with pytest.raises(InputError, match="different vectors in two passes"):
