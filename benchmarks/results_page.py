@@ -24,18 +24,20 @@ PAGE = DATA.parent / "README.md"
 #: Comments around the table in the page.
 BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 
-#: Studies of `benchmarks.evidence` that the page shows where they have been run; newer figures replace older ones.
+#: Studies of `benchmarks.evidence` that the page shows where they have been run; of an arm in several, the last counts.
 STUDIES = (
     "emotions-epsvec",
+    "emotions-rivals",
+    "rotten_tomatoes-rivals",
+    "emotions-epsilon-0.05",
+    "rotten_tomatoes-epsilon-0.05",
+    "sst2-epsilon-0.05",
     "emotions-2000",
     "emotions-texts",
     "rotten_tomatoes-texts",
     "sst2-texts",
     "emotions-six-2000",
     "imdb-2000",
-    "emotions-few-shot",
-    "emotions-rivals",
-    "rotten_tomatoes-rivals",
 )
 
 #: Each set's title, and its number of private records.
@@ -66,7 +68,7 @@ LINES = {
 
 
 def measured() -> pd.DataFrame:
-    """Read the accuracies by set, arm and epsilon; newer files replace older figures.
+    """Read the accuracies by set, arm and epsilon; the figures of later studies replace those of earlier ones.
 
     Where a file has an arm with several numbers of steps, the highest accuracy counts.
     """
