@@ -24,7 +24,7 @@ PAGE = DATA.parent / "README.md"
 #: Comments around the table in the page.
 BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 
-#: Studies of `benchmarks.evidence` that the page shows where they have been run. The last one that has an arm counts.
+#: Studies of `benchmarks.evidence` that the page shows where they have been run. The last that has an arm counts.
 STUDIES = (
     "emotions-epsvec",
     "emotions-rivals",
