@@ -50,12 +50,16 @@ SETS = {
 }
 EPSILONS = {"0.05": "epsilon 0.05", "1": "epsilon 1", "none": "no noise"}
 
+#: Pairs of axes beside one another in the picture.
+COLUMNS = 3
+
 #: Arms with a point for each epsilon, by their names in the data: label, colour, marker.
 CURVES = {
     "gradmm": ("gradmm", BLUE, "o"),
     "private-evolution, soft labels": ("Private Evolution, soft labels", VERMILION, "s"),
     "private-evolution": ("Private Evolution", BROWN, "^"),
-    "epsvec, soft labels": ("EPSVec, soft labels (300 steps)", GREEN, "D"),
+    "epsvec, soft labels": ("EPSVec, soft labels", GREEN, "D"),
+    "dp-few-shot, soft labels": ("DP few-shot, soft labels", PURPLE, "v"),
 }
 
 #: Arms without noise: label, colour, line style.
@@ -141,16 +145,21 @@ def table(data: pd.DataFrame) -> str:
 def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     """Draw one pair of axes for each set."""
     sets = shown(data)
-    figure = Figure(figsize=(3.2 * len(sets), 3.6))
+    rows = -(-len(sets) // COLUMNS)
+    figure = Figure(figsize=(3.4 * COLUMNS, 2.7 * rows + 0.9))
     legend: dict[str, Artist] = {}
-    for axes, (name, (title, _)) in zip(figure.subplots(1, len(sets)), sets.items(), strict=True):
+    places = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    for unused in places[len(sets) :]:
+        unused.axis("off")
+    for axes, (name, (title, _)) in zip(places, sets.items(), strict=False):
         _draw(axes, data[data["set"] == name].set_index(["arm", "epsilon"]))
         axes.set_title(title)
         axes.set_xticks(range(len(EPSILONS)), [*EPSILONS.values()])
         axes.set_xlim(-0.3, len(EPSILONS) - 0.7)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
-    figure.axes[0].set_ylabel("test accuracy")
+    for axes in places[::COLUMNS]:
+        axes.set_ylabel("test accuracy")
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4)
     return described(figure, "Test accuracy by epsilon of gradmm and rivals, beside real rows, on each data set")
 
