@@ -6,8 +6,8 @@
 The weights and the target (of the whole head) are random, as time and memory do not depend on them. The floor is
 the time of the body's matrix products alone: two operations per parameter and token forward, and as many backward
 (frozen weights need no gradient), at the throughput of one large product measured in the same run. Texts are
-written without an end at a sentence, as random weights write hardly any. Without a GPU a small model runs on the
-CPU, as a check of the script.
+not cut at sentence ends, which random weights hardly ever write. Without a GPU a small model runs on the CPU, as a
+check of the script.
 """
 
 from __future__ import annotations
@@ -76,11 +76,10 @@ def main() -> None:
         f"{device_name()}; {options.layers} layers, {size / 1e6:,.1f} M parameters in the body; "
         f"{options.examples} examples of {options.tokens} tokens; matrix product {throughput / 1e12:.3g} TFLOP/s"
     )
-    settings = {name: settings_of(name, options) for name in options.methods}
     run_of(work, settings_of("search", options), 2)()  # one-time setup
     rows = []
     for name in options.methods:
-        run = run_of(work, settings[name], options.examples)
+        run = run_of(work, settings_of(name, options), options.examples)
         with ComputeMeter(work.model) as meter, peak_memory() as peak, kernels(options.profile):
             started = time.perf_counter()
             run()
@@ -101,12 +100,12 @@ def main() -> None:
 
 def settings_of(method: str, options: argparse.Namespace) -> GenerationSettings:
     """Return the paper's schedule for ADMM, and defaults for the other methods."""
+    if method not in ("admm", "compiled"):
+        settings = {"method": method, "loss": "cosine", "batch_size": options.batch, "whole_sentences": False}
+        return GenerationSettings.model_validate(settings)
     schedule = AdmmSettings(
         iterations=options.iterations, inner_steps=options.inner_steps, rho=0.1, patience=None, keep="last"
     )
-    common = {"loss": "cosine", "batch_size": options.batch}
-    if method not in ("admm", "compiled"):
-        return GenerationSettings.model_validate(common | {"method": method, "whole_sentences": False})
     return GenerationSettings(
         method="admm",
         loss="cosine",
@@ -131,9 +130,8 @@ def kernels(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with profile(
-        activities=[ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU]
-    ) as found:
+    device = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
+    with profile(activities=[device]) as found:
         yield
     averages = sorted(found.key_averages(), key=lambda each: -each.self_device_time_total)
     for each in averages[:20]:

@@ -1,4 +1,4 @@
-"""What the CPU's tests show, on a GPU; skipped where there is none.
+"""Run the most important checks of the CPU tests on a GPU. Machines without one skip them.
 
 `pytest tests/unit/test_on_gpu.py`
 """
@@ -13,23 +13,15 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.settings import (
-    AdmmSettings,
     FinetuneEvalSettings,
-    GenerationSettings,
     ModelSettings,
-    ProjectionSettings,
-    SearchSettings,
-    TargetGradientSettings,
-    WrittenSettings,
 )
 from gradmm.data.examples import Examples
-from gradmm.data.splits import LabelledTexts
 from gradmm.evaluation.finetune_eval import Finetuning
 from gradmm.evaluation.schedule import Schedule
-from gradmm.generation.generation import generate, write
 from gradmm.generation.objectives import HeadMatching
 from gradmm.generation.shards import Shard
-from gradmm.gradients.head_gradient import HeadGradients, head_gradients
+from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.bfloat16_product import TOLERANCE, FrozenProduct
 from gradmm.lm.classification import class_logits
 from gradmm.lm.language_model import LanguageModel, load_language_model
@@ -37,15 +29,14 @@ from gradmm.lm.memory import in_parts_that_fit, peak_memory
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
-from gradmm.target.record_batches import RecordBatches
-from gradmm.target.target_gradient import target_sums
-from gradmm.target.target_space import FULL
 from tests.conftest import tiny_language_model
-from tests.unit.target.test_record_batches import FAMILIES, WORST, C, mechanism, moved, spaces, vectors
+from tests.unit.generation.test_generation import as_written, texts
+from tests.unit.gradients.test_head_gradient import autograd_head_gradient
+from tests.unit.lm.test_bfloat16_product import check_losses_of_hidden_states
+from tests.unit.target.test_record_batches import FAMILIES, check_bits, check_sensitivity
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 GPU = "cuda"
-TOKENS = 6
 
 
 def on_gpu(tokenizer: PreTrainedTokenizerFast, family: str, dtype: torch.dtype) -> LanguageModel:
@@ -75,17 +66,11 @@ def test_losses_and_their_gradients_equal_double_backward(
     x = (0.2 * torch.randn(3, 5, model.embeddings.shape[1], generator=random)).to(model.head).requires_grad_(True)
     ours = HeadMatching(model, template, 1, target)(x)
     (our_slope,) = torch.autograd.grad(ours.sum(), x)
-    head = model.model.get_output_embeddings()
     tail = model.embed(torch.tensor(template.tail(1), device=GPU))[None]
-    response = torch.tensor(template.responses[1], device=GPU)
     for i in range(len(x)):
         example = x[i : i + 1].detach().requires_grad_(True)
-        parts = [p.detach().clone().requires_grad_(True) for p in (head.weight, head.bias) if p is not None]
         embeds = torch.cat([example, tail], dim=1)
-        hidden = model.model.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
-        loss = F.cross_entropy(F.linear(hidden[0, -len(response) :], *parts), response)
-        gradients = torch.autograd.grad(loss, parts, create_graph=True)
-        g = torch.cat([each if each.ndim == 2 else each[:, None] for each in gradients], dim=1)
+        g = autograd_head_gradient(model, embeds, list(template.responses[1]), create_graph=True)
         plain = 1 - F.cosine_similarity(g.flatten(), target.flatten(), dim=0)
         (slope,) = torch.autograd.grad(plain, example)
         assert float((plain - ours[i]).detach().abs()) < tolerance
@@ -110,10 +95,10 @@ def test_compiled_layers_give_the_same_losses_and_gradients(
     assert (slopes[0] - slopes[1]).norm() < 10 * tolerance * slopes[0].norm()
 
 
-@pytest.mark.parametrize("texts", [1, 3, 100])
-def test_two_bfloat16_products_are_nearly_as_accurate_as_one_in_float32(texts: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_two_bfloat16_products_are_nearly_as_accurate_as_one_in_float32(rows: int) -> None:
     random = torch.Generator().manual_seed(0)
-    h = (3 * torch.randn(texts, 1, 2048, generator=random)).bfloat16().float().to(GPU)
+    h = (3 * torch.randn(rows, 1, 2048, generator=random)).bfloat16().float().to(GPU)
     matrix = torch.randn(5000, 2048, generator=random).bfloat16().float().to(GPU)
     exact = h.double() @ matrix.double().mT
     product = FrozenProduct(matrix, torch.bfloat16)
@@ -125,21 +110,7 @@ def test_a_bfloat16_body_has_the_matching_losses_of_its_hidden_states(
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate
 ) -> None:
     model = on_gpu(tokenizer, "phi", torch.bfloat16)
-    template = tokenise_template(model, prompt_template)
-    random = torch.Generator().manual_seed(0)
-    target = torch.randn(model.head.shape, generator=random).to(GPU)
-    x = model.embed_freely(torch.randint(len(model.embeddings), (6, 5), generator=random).to(GPU))
-    matching = HeadMatching(model, template, 1, target)
-    response = matching._free_text.response_ids.expand(6, -1)
-    with torch.no_grad():
-        losses = matching(x)
-        states = model.hidden_states(inputs_embeds=matching._free_text(x))[:, -response.shape[1] :]
-        hidden = model.augment(states).double()
-        gradients = HeadGradients.from_logits(
-            hidden @ model.head.double().mT, hidden, response, torch.ones_like(response, dtype=torch.bool)
-        )
-        exact = gradients.matching_losses(target.double())
-    assert (losses - exact).abs().max() < 5e-5
+    check_losses_of_hidden_states(model, tokenise_template(model, prompt_template))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -148,14 +119,7 @@ def test_a_bfloat16_body_has_the_matching_losses_of_its_hidden_states(
 def test_the_other_records_change_no_bit_of_a_records_vector(
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, family: str, dtype: torch.dtype, rows: int
 ) -> None:
-    model = on_gpu(tokenizer, family, dtype)
-    template = tokenise_template(model, prompt_template)
-    batches = RecordBatches(model, template, spaces(model, template)["public-subspace"], rows, private=True)
-    for texts in WORST.values():
-        whole, others = vectors(batches, texts, 1), vectors(batches, texts[1:], 1)
-        for text, parts in others.items():
-            for part, same in zip(parts, whole[text], strict=True):
-                assert torch.equal(part, same), text
+    check_bits(on_gpu(tokenizer, family, dtype), prompt_template, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -163,17 +127,7 @@ def test_the_other_records_change_no_bit_of_a_records_vector(
 def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, dtype: torch.dtype, sampler: str
 ) -> None:
-    model = on_gpu(tokenizer, "phi", dtype)
-    template = tokenise_template(model, prompt_template)
-    release = mechanism(sampler=sampler)
-    settings = TargetGradientSettings(batch_size=16, token_share=0.3)
-    space = spaces(model, template)["public-subspace"]
-    for texts in WORST.values():
-        whole, part = (
-            target_sums(model, template, LabelledTexts(some, (1,) * len(some)), settings, C, release, space)
-            for some in (texts, texts[1:])
-        )
-        assert 0.5 < moved(whole, part) <= release.record_norm / C
+    check_sensitivity(on_gpu(tokenizer, "phi", dtype), prompt_template, "public-subspace", sampler)
 
 
 def test_record_gradients_equal_the_cpus(
@@ -182,32 +136,18 @@ def test_record_gradients_equal_the_cpus(
     for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 1e-3)):
         cpu, gpu = tiny_language_model(tokenizer, "phi", dtype=dtype), on_gpu(tokenizer, "phi", dtype)
         template = tokenise_template(cpu, prompt_template)
-        texts = [cpu.encode(text) for text in ("the soup was cold", "a quiet room with good light", "late")]
-        there = head_gradients(gpu, make_batch(template, texts, [0, 1, 1], gpu.device)).materialise().cpu()
-        here = head_gradients(cpu, make_batch(template, texts, [0, 1, 1], cpu.device)).materialise()
+        ids = [cpu.encode(text) for text in ("the soup was cold", "a quiet room with good light", "late")]
+        there = head_gradients(gpu, make_batch(template, ids, [0, 1, 1], gpu.device)).materialise().cpu()
+        here = head_gradients(cpu, make_batch(template, ids, [0, 1, 1], cpu.device)).materialise()
         assert (there - here).abs().max() < tolerance * here.abs().max()
-
-
-SETTINGS = GenerationSettings(
-    method="search",
-    admm=AdmmSettings(iterations=3, inner_steps=4),
-    projection=ProjectionSettings(candidates=20),
-    search=SearchSettings(draws=6, rounds=2, edits=8, top_k=50),
-    written=WrittenSettings(top_k=50),
-)
 
 
 def texts_of(
     model: LanguageModel, template: TokenisedTemplate, method: str, shard: Shard, batch_size: int = 100
 ) -> pd.DataFrame:
-    settings = SETTINGS.model_copy(update={"method": method, "batch_size": batch_size})
     if method == "written":
-        return write(model, template, "they said\n", "good", shard, 12, settings, 0)
-    target = torch.randn(model.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    matching = TargetGradientSettings(matching="head")
-    return generate(
-        model, template, target, FULL, "they said\n", "good", shard, TOKENS, matching, settings, seed=0
-    )
+        return as_written(model, template, shard, batch_size)
+    return texts(model, template, shard, method=method, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("method", ["written", "search", "admm"])

@@ -50,7 +50,7 @@ def autograd_head_gradient(
     parameters = head_parameters(model)
     hidden = model.model.base_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
     logits = F.linear(hidden[0, -len(response) :], *parameters)
-    loss = F.cross_entropy(logits, torch.tensor(response))
+    loss = F.cross_entropy(logits, torch.tensor(response, device=logits.device))
     gradients = torch.autograd.grad(loss, parameters, create_graph=create_graph)
     return torch.cat([g if g.ndim == 2 else g[:, None] for g in gradients], dim=1)
 

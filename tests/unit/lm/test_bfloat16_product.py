@@ -9,6 +9,7 @@ from gradmm.generation.objectives import HeadMatching
 from gradmm.gradients.head_gradient import HeadGradients
 from gradmm.lm import bfloat16_product
 from gradmm.lm.bfloat16_product import FrozenProduct
+from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate
 from tests.conftest import tiny_language_model
 
@@ -60,11 +61,16 @@ def test_a_device_with_inaccurate_products_uses_the_plain_product(monkeypatch: p
 def test_a_bfloat16_body_has_the_matching_losses_of_its_hidden_states(
     tokenizer: PreTrainedTokenizerFast, template: TokenisedTemplate
 ) -> None:
-    """Compare with float64 arithmetic on the same hidden states."""
     phi = tiny_language_model(tokenizer, "phi", seed=0, dtype=torch.bfloat16)
+    check_losses_of_hidden_states(phi, template)
+    assert phi.head_product._half is not None
+
+
+def check_losses_of_hidden_states(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    """Compare with float64 arithmetic on the same hidden states."""
     generator = torch.Generator().manual_seed(0)
-    target = torch.randn(phi.head.shape, generator=generator)
-    x = phi.embed_freely(torch.randint(len(phi.embeddings), (6, 5), generator=generator))
+    target = torch.randn(phi.head.shape, generator=generator).to(phi.device)
+    x = phi.embed_freely(torch.randint(len(phi.embeddings), (6, 5), generator=generator).to(phi.device))
     free_text = HeadMatching(phi, template, 1, target)._free_text
     response = free_text.response_ids.expand(6, -1)
     with torch.no_grad():
@@ -74,5 +80,4 @@ def test_a_bfloat16_body_has_the_matching_losses_of_its_hidden_states(
             hidden @ phi.head.double().mT, hidden, response, torch.ones_like(response, dtype=torch.bool)
         )
         exact = gradients.matching_losses(target.double())
-    assert phi.head_product._half is not None
     assert (losses - exact).abs().max() < 5e-5

@@ -85,7 +85,11 @@ def test_the_other_records_change_no_bit_of_a_records_vector(
 ) -> None:
     if (family, dtype) == ("mixtral", torch.float64):
         pytest.skip("torch multiplies experts' weights in at most float32")
-    language_model = tiny_language_model(tokenizer, family, dtype=dtype)
+    check_bits(tiny_language_model(tokenizer, family, dtype=dtype), prompt_template, rows)
+
+
+def check_bits(language_model: LanguageModel, prompt_template: PromptTemplate, rows: int) -> None:
+    """Compare the bits of all records' vectors with and without the first record."""
     template = tokenise_template(language_model, prompt_template)
     space = spaces(language_model, template)["public-subspace"]
     batches = RecordBatches(language_model, template, space, rows, private=True)
@@ -125,7 +129,13 @@ def test_no_record_moves_the_sums_by_more_than_the_sensitivity(
 ) -> None:
     if (space, sampler) == ("full", "discrete"):
         pytest.skip("refused by the recipe")
-    language_model = tiny_language_model(tokenizer, family, dtype=dtype)
+    check_sensitivity(tiny_language_model(tokenizer, family, dtype=dtype), prompt_template, space, sampler)
+
+
+def check_sensitivity(
+    language_model: LanguageModel, prompt_template: PromptTemplate, space: str, sampler: str
+) -> None:
+    """Compare the sums with and without the first record."""
     template = tokenise_template(language_model, prompt_template)
     release = mechanism(sampler=sampler)
     for texts in WORST.values():
