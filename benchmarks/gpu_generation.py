@@ -130,12 +130,15 @@ def kernels(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    device = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
-    with profile(activities=[device]) as found:
+    gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as found:
         yield
-    averages = sorted(found.key_averages(), key=lambda each: -each.self_device_time_total)
-    for each in averages[:20]:
-        print(f"    {each.self_device_time_total / 1000:9.1f} ms {each.count:6}  {each.key[:90]}")
+    seconds = {
+        each.key: (each.self_device_time_total if gpu else each.self_cpu_time_total) / 1e6
+        for each in found.key_averages()
+    }
+    for kernel, spent in sorted(seconds.items(), key=lambda item: -item[1])[:20]:
+        print(f"    {spent:10.4f} s  {kernel[:90]}")
 
 
 def save_model(options: argparse.Namespace, folder: Path) -> str:
