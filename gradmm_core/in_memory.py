@@ -187,7 +187,7 @@ def target_gradient(
     release = None
     if ledger is not None and plan.mechanism is not None:
         release = _release_of(language_model, recipe, plan, plan.mechanism, records)
-        ledger.check(release, budget_of(recipe.privacy, plan.mechanism))  # fail early; `charge` checks again
+        ledger.check(budget_of(recipe.privacy, plan.mechanism), release)  # fail early; `charge` checks again
     template = _template(language_model, recipe)
     space = None
     if plan.target.uses_public_text:
@@ -199,7 +199,7 @@ def target_gradient(
         audited.require_pass()
         ledger.count_records(records.texts)
         # Again, because other ledgers may count the same records.
-        ledger.check(release, budget_of(recipe.privacy, plan.mechanism))
+        ledger.check(budget_of(recipe.privacy, plan.mechanism), release)
     where = from_table(space and space.rows, template, plan.target, language_model.device)
     sums = target_sums(
         language_model,

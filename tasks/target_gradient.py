@@ -65,7 +65,7 @@ def target_gradient(
             rows_per_unit=rows_per_unit,
             key=publication.key,
         )
-        ledger.check(release, proposed_budget(context))  # fail early; `charge` checks again
+        ledger.check(proposed_budget(context), release)  # fail early; `charge` checks again
     attention = None if settings.matching == "head" else "eager"
     language_model, template = read_model(context, model, prompt_template, attention)
     data = read_split(context, train)

@@ -67,7 +67,7 @@ def next_release(recipe: Recipe, plan: ReleasePlan, ledger: Ledger) -> tuple[Rel
     assert plan.mechanism is not None
     planned = release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
     try:
-        ledger.check(planned, ledger.budget() or budget_of(recipe.privacy, plan.mechanism))
+        ledger.check(ledger.budget() or budget_of(recipe.privacy, plan.mechanism), planned)
     except BudgetExhausted as error:
         return planned, str(error)
     return planned, None

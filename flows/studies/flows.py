@@ -124,6 +124,7 @@ def compare(
     epsilons = tuple(sorted(set(epsilons)))
     check_plan(recipe, sizes, arms, epsilons)
     study = Study("compare", recipe, root, command)
+    study.check_budget(epsilons, arms)
     _ = study.target_context  # the first release
     private = {private_arm(epsilon): study.private(epsilon) for epsilon in epsilons}
     texts = study.arms(arms) | {arm: variant.texts for arm, variant in private.items()}
@@ -279,6 +280,7 @@ def epsilon(
     epsilons = tuple(sorted(set(epsilons)))
     check_epsilons(recipe, epsilons)
     study = Study("epsilon", recipe, root, command)
+    study.check_budget(epsilons)
     clean = study.target_context.target
     private = {private_arm(value): study.private(value) for value in epsilons}
     texts = study.arms(["before", "zero-shot"]) | {arm: variant.texts for arm, variant in private.items()}

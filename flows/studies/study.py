@@ -63,12 +63,12 @@ from gradmm.studies.arms import (
     private_arm,
 )
 from gradmm.studies.pages import study_page, study_pictures
-from gradmm.studies.plans import all_texts
+from gradmm.studies.plans import all_texts, planned_releases
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
 from gradmm.tasks.generation import generation
 from gradmm.tasks.runtime.inputs import demo_material, read_split
-from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records
+from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records, releases_budget
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
 from gradmm.tasks.studies.epsvec import private_means, steered_texts
@@ -162,6 +162,20 @@ class Study:
         """Release the target of another recipe from the same data: one more release in a private run."""
         runs = self._variant_runs(name, recipe)
         return Variant(runs, self.quiet, recipe, release_target(runs, recipe), self.seeds)
+
+    def check_budget(self, epsilons: Sequence[float], arms: Iterable[str] = ()) -> None:
+        """Refuse the study if its releases together would exceed the privacy budget.
+
+        Args:
+            epsilons: of the recipe's target, and of the rivals among `arms`.
+
+        Raises:
+            BudgetExhausted: if they would.
+        """
+        private = [self.recipe, *(with_epsilon(self.recipe, epsilon) for epsilon in epsilons)]
+        charged = [runs for each in private if (runs := stage_runs(self.requested, each, self.root)).plan.charged]
+        if charged:  # the first release sets the budget, unless the data's owner has
+            releases_budget(charged[0].context, planned_releases(self.recipe, epsilons, arms))
 
     def private(self, epsilon: float) -> Variant:
         """Release the recipe's target under a guarantee."""

@@ -261,8 +261,8 @@ class Ledger:
         assert held is not None
         return held
 
-    def check(self, release: Release, budget: Budget) -> None:
-        """Check that the budget has room for one more release; write nothing.
+    def check(self, budget: Budget, *releases: Release) -> None:
+        """Check that the budget has room for all of these releases; write nothing.
 
         Args:
             budget: judges where the ledger has none of its own.
@@ -270,16 +270,17 @@ class Ledger:
         Raises:
             BudgetExhausted: if the composed epsilon would exceed the budget of this ledger or of a related one.
         """
-        self._check(self._read(), release, budget)
+        self._check(self._read(), budget, releases)
 
-    def _check(self, own: _State, release: Release, budget: Budget) -> None:
+    def _check(self, own: _State, budget: Budget, releases: Sequence[Release]) -> None:
         related = {ledger.name: ledger._read() for ledger in self.related() if ledger.name != self.name}
         past = [entry.release for state in (own, *related.values()) for entry in state.entries.values()]
-        _check_unit(past, release, self.file)
-        _check_budget(own.budget or budget, past, release, "")
+        for release in releases:
+            _check_unit(past, release, self.file)
+        _check_budget(own.budget or budget, past, releases, "")
         for name, state in related.items():
             if state.budget is not None:
-                _check_budget(state.budget, past, release, f" of {name}, which counts some of these records")
+                _check_budget(state.budget, past, releases, f" of {name}, which counts some of these records")
 
     @contextmanager
     def charge(self, release: Release, budget: Budget) -> Iterator[Callable[[str], Entry]]:
@@ -295,7 +296,7 @@ class Ledger:
         entry_id = secrets.token_hex(8)
 
         def intent(state: _State) -> dict[str, Any]:
-            self._check(state, release, budget)
+            self._check(state, budget, [release])
             return {"id": entry_id, "release": release.model_dump(mode="json")}
 
         with self.lock():
@@ -390,13 +391,14 @@ def _check_unit(past: Sequence[Release], release: Release, file: Location) -> No
         )
 
 
-def _check_budget(budget: Budget, past: Sequence[Release], release: Release, whose: str) -> None:
-    """Raise BudgetExhausted if one more release would exceed the budget."""
-    composed = composed_epsilon([*past, release], budget.delta, budget.adjacency)
+def _check_budget(budget: Budget, past: Sequence[Release], releases: Sequence[Release], whose: str) -> None:
+    """Raise BudgetExhausted if more releases would exceed the budget."""
+    composed = composed_epsilon([*past, *releases], budget.delta, budget.adjacency)
     if not composed <= budget.epsilon * (1 + RELATIVE_SLACK):
         count = f"{len(past)} release{'' if len(past) == 1 else 's'} so far"
+        these = "this release" if len(releases) == 1 else f"these {len(releases)} releases"
         raise BudgetExhausted(
-            f"this release would bring the composed epsilon to {composed:.3g} at delta {budget.delta:.3g} "
+            f"{these} would bring the composed epsilon to {composed:.3g} at delta {budget.delta:.3g} "
             f"({budget.adjacency}), above the budget of {budget.epsilon:g}{whose} ({count})",
             "privacy.budget_epsilon",
             "keep the existing target; the data's owner can raise it by `gradmm privacy RECIPE --set-budget`",

@@ -49,9 +49,6 @@ from gradmm.target.record_batches import RecordBatches
 from gradmm.target.tables import matrix_of, to_table
 from gradmm.target.target_space import from_table
 
-#: Name of the released vector in the ledger.
-SPACE = "mean hidden states"
-
 #: Texts of the model in a forward pass.
 BATCH_SIZE = 64
 

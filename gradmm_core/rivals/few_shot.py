@@ -41,9 +41,6 @@ from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals.releases import mechanism_of_part
 
-#: Name of the released sums in the ledger.
-SPACE = "next-token probabilities"
-
 #: The number of tokens K that a sum has entries for.
 CANDIDATES = 100
 

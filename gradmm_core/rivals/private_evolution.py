@@ -50,9 +50,6 @@ from gradmm.target.features import TextFeatures, means_in_batches
 from gradmm.target.record_batches import RecordBatches
 from gradmm.target.target_space import features_from_table, from_table
 
-#: Name of the released vector in the ledger.
-SPACE = "votes for texts"
-
 #: Columns of texts that the records have voted for.
 VOTED = ["rank", "predicted", *UNFILTERED]
 

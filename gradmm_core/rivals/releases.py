@@ -9,6 +9,11 @@ import numpy as np
 from gradmm.privacy.ledger import Release
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
+#: What each rival releases, as the ledger names it.
+VOTES = "votes for texts"
+MEAN_STATES = "mean hidden states"
+NEXT_TOKENS = "next-token probabilities"
+
 #: Columns of a filter's decision, for stages that read texts after all filters.
 UNFILTERED = {"probability": np.nan, "kept": True, "reason": ""}
 

@@ -75,6 +75,7 @@ _ARM = [
     ("best_on_test_half_width", pa.float64()),
 ]
 _LEAD = [
+    ("against", pa.string()),
     ("against_size", pa.int64()),
     ("difference", pa.float64()),
     ("difference_half_width", pa.float64()),

@@ -105,3 +105,9 @@ REAL_ROWS = Arm("real rows", "train")
 def private_arm(epsilon: float, name: str = PRODUCT) -> Arm:
     """Name the arm of the product, or of a rival, under a guarantee that the recipe itself does not have."""
     return Arm(f"{name}, epsilon {epsilon:g}", "synthetic")
+
+
+def counterpart(arm: str) -> str:
+    """Return the product's arm that an arm is compared with: for a rival, the one under the same guarantee."""
+    name, separator, epsilon = arm.rpartition(", epsilon ")
+    return f"{PRODUCT}, epsilon {epsilon}" if separator and name != PRODUCT else PRODUCT

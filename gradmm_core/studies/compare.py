@@ -15,7 +15,7 @@ import pandas as pd
 from gradmm.evaluation.arm import ALL_ROWS
 from gradmm.evaluation.finetune_eval import accuracies_by_seed, chosen_schedule, correct_by_seed
 from gradmm.metrics.intervals import interval_over_rows, mean_over_seeds, paired_difference
-from gradmm.studies.arms import PRODUCT
+from gradmm.studies.arms import PRODUCT, counterpart
 
 #: Columns of `arm_measures`, with their headings and digits.
 MEASURES = {
@@ -39,16 +39,16 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
 
     The columns are those of the stage `compare` without `way`; see `with_way`.
 
-    `difference` is the product's accuracy minus the arm's, each of the checkpoint chosen on validation. An arm at
-    a size that the product does not have (`before`, `real-1k`, `all rows`, ...) is compared with the product's
-    largest size.
+    `difference` is the product's accuracy minus the arm's, each of the checkpoint chosen on validation. A rival is
+    compared with the product under the same guarantee, in the column `against`. An arm at a size that the product
+    does not have (`before`, `real-1k`, `all rows`, ...) is compared with the product's largest size.
 
     Args:
         evaluations: rows of `arm_eval`, of all arms, sizes and seeds.
         measures: rows of `arm_measures`; without them their columns are left out.
 
     Raises:
-        KeyError: if an arm lacks one of the product's seeds.
+        KeyError: if an arm lacks one of the product's seeds, or a rival the product under its guarantee.
     """
     groups = {
         (str(arm), int(str(size))): rows
@@ -60,7 +60,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
     table = []
     for (arm, size), rows in groups.items():
         values = by_seed[arm, size]
-        against = size if size in product_sizes else max(product_sizes)
+        against = counterpart(arm), size if size in product_sizes else max(product_sizes)
         row = {
             "arm": arm,
             "size": size,
@@ -74,15 +74,15 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
         if measures is not None:
             of_arm = (measures["arm"] == arm) & (measures["size"] == size)
             row |= {measure: measures.loc[of_arm, measure].mean() for measure in MEASURES}
-        row["against_size"] = against
+        row["against"], row["against_size"] = against
         if arm == PRODUCT:
             row |= dict.fromkeys(LEAD)
         else:
-            product = by_seed[PRODUCT, against]["accuracy"]
+            product = by_seed[against]["accuracy"]
             # No seed changes the model before fine-tuning.
             seeds = product.index if size else [*values.index] * len(product)
             row |= lead_figures(product.tolist(), values["accuracy"].loc[seeds].tolist())
-            gains = correct[PRODUCT, against].mean() - correct[arm, size].loc[seeds].mean()
+            gains = correct[against].mean() - correct[arm, size].loc[seeds].mean()
             row |= rows_figures("difference", gains)
         table.append(row)
     return pd.DataFrame(table)

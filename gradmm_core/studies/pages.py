@@ -187,11 +187,15 @@ def _lead_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame, by: str) -> list[s
     compared = pd.concat([at_sizes, alone])
     if compared.empty:
         return []
+    rivals = (compared["against"] != PRODUCT).any()
+    against_rivals = f"A rival is compared with {PRODUCT} under the same epsilon. " if rivals else ""
     return [
         f"## Lead of {PRODUCT}",
-        f"Its accuracy minus the arm's, paired by seed, at the checkpoints chosen on validation. {OVER_ROWS}",
+        f"Its accuracy minus the arm's, paired by seed, at the checkpoints chosen on validation. {against_rivals}"
+        f"{OVER_ROWS}",
         _bullets(
-            f"{_name(row)}: {_lead(row)} (against {row['against_size']} {by} of {PRODUCT})" for row in _rows(alone)
+            f"{_name(row)}: {_lead(row)} (against {row['against_size']} {by} of {row['against']})"
+            for row in _rows(alone)
         ),
         _grid(at_sizes, "size", _lead),
         f"{_within_noise(compared)} There is no correction for multiple comparisons: without any true difference, "

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
+from gradmm.privacy.ledger import Release, release_of
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
+from gradmm.rivals.releases import MEAN_STATES, NEXT_TOKENS, VOTES, rival_release
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
-from gradmm.studies.arms import ARMS, RIVALS, SIZES, FewShot, PrivateEvolution
+from gradmm.studies.arms import ARMS, RIVALS, SIZES, Epsvec, FewShot, PrivateEvolution
 
 
 def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
@@ -61,6 +63,38 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
     if isinstance(RIVALS[name], PrivateEvolution) and release_plan(recipe).target.probe_share == 0:
         problem = f"{name} compares texts by the probe's features"
         raise InputError(problem, "target_gradient.probe_share", "set it to more than 0, or leave the arm out")
+
+
+def planned_releases(recipe: Recipe, epsilons: Sequence[float], arms: Iterable[str] = ()) -> list[Release]:
+    """List the releases of the recipe and of its comparison under other guarantees, without their keys.
+
+    Args:
+        arms: of these, the rivals release under each of `epsilons`. Arms of EPSVec share one release.
+    """
+    plans = [release_plan(each) for each in (recipe, *(with_epsilon(recipe, epsilon) for epsilon in epsilons))]
+    releases = [
+        release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
+        for plan in plans
+        if plan.mechanism is not None
+    ]
+    spaces = dict.fromkeys(_released(RIVALS[name]) for name in arms if name in RIVALS)
+    for plan in plans[1:]:
+        assert plan.mechanism is not None  # there is an epsilon
+        mechanism = plan.mechanism.model_copy(update={"clipping_norm": 1.0})
+        for space, parts in spaces:
+            releases += [rival_release(recipe.name, mechanism, space, parts)] * parts
+    return releases
+
+
+def _released(rival: PrivateEvolution | Epsvec | FewShot) -> tuple[str, int]:
+    """Return what a rival releases, and how many times."""
+    match rival:
+        case PrivateEvolution():
+            return VOTES, rival.iterations
+        case Epsvec():
+            return MEAN_STATES, 1
+        case FewShot():
+            return NEXT_TOKENS, 1
 
 
 def check_scarce(recipe: Recipe, rows: Sequence[int]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from prefect import task
 
 from gradmm.config.settings import PrivacySettings
 from gradmm.privacy.guarantee import Guarantee, guarantee
+from gradmm.privacy.ledger import Release
 from gradmm.privacy.ledger import composed_guarantee as composed
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
@@ -38,8 +40,33 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> bool:
     released_before = any(entry.release.settings_key == release.settings_key for entry in ledger.all_entries())
     certain = not released_before or context.redraw
     if certain:
-        ledger.check(release, proposed_budget(context))
+        ledger.check(proposed_budget(context), release)
     return certain
+
+
+@task(name="releases_budget", persist_result=False, result_serializer="json")
+def releases_budget(context: RunContext, planned: list[Release]) -> None:
+    """Refuse a study whose releases together would exceed the budget, before anything is computed or charged.
+
+    Which of them have been made already is known for certain only when their inputs are. Until then, a planned
+    release is taken for made if the ledger has one of the same space and noise.
+
+    Raises:
+        BudgetExhausted: if the others would exceed the budget.
+    """
+    ledger = ledger_of(context)
+    made = Counter(_kind(entry.release) for entry in ledger.all_entries())
+    new = []
+    for release in planned:
+        made[_kind(release)] -= 1
+        if made[_kind(release)] < 0:
+            new.append(release)
+    if new:
+        ledger.check(proposed_budget(context), *new)
+
+
+def _kind(release: Release) -> tuple[object, ...]:
+    return release.space, release.sigma, release.clipping_norm, release.noise
 
 
 @task(name="count_records", persist_result=False, result_serializer="json")

@@ -87,7 +87,7 @@ def released_once(
     ledger = ledger_of(context)
     if made := already_released(ledger, publication):
         return made
-    ledger.check(release, proposed_budget(context))  # fail early; charging checks again
+    ledger.check(proposed_budget(context), release)  # fail early; charging checks again
     sums = private_sums()
     return charged_release(context, ledger, release, publication, lambda: publish(sums))
 

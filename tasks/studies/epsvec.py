@@ -48,8 +48,8 @@ def private_means(
         texts: of the model, of all classes.
         mechanism: with sensitivity 1.
     """
-    from gradmm.rivals.epsvec import SPACE, class_sums, public_means, released_vectors
-    from gradmm.rivals.releases import rival_release
+    from gradmm.rivals.epsvec import class_sums, public_means, released_vectors
+    from gradmm.rivals.releases import MEAN_STATES, rival_release
 
     public = {
         "texts": texts,
@@ -60,7 +60,7 @@ def private_means(
         "mechanism": mechanism,
     }
     settings_key = stage_key(STAGE, public)
-    release = rival_release(context.recipe, mechanism, SPACE, key=publication.key, settings_key=settings_key)
+    release = rival_release(context.recipe, mechanism, MEAN_STATES, key=publication.key, settings_key=settings_key)
 
     def sums() -> tuple[dict[int, Tensor], PublicMeans]:
         language_model, template = read_model(context, model, prompt_template)

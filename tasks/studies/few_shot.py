@@ -43,7 +43,7 @@ def private_examples(
         mechanism: of all sums together, with sensitivity 1.
     """
     from gradmm.rivals import few_shot
-    from gradmm.rivals.releases import rival_release
+    from gradmm.rivals.releases import NEXT_TOKENS, rival_release
 
     public = {
         "model": model,
@@ -57,9 +57,7 @@ def private_examples(
         "seed": seed,
     }
     settings_key = stage_key(STAGE, public)
-    release = rival_release(
-        context.recipe, mechanism, few_shot.SPACE, key=publication.key, settings_key=settings_key
-    )
+    release = rival_release(context.recipe, mechanism, NEXT_TOKENS, key=publication.key, settings_key=settings_key)
 
     def read() -> tuple[LanguageModel, TokenisedTemplate, LabelledTexts]:
         language_model, template = read_model(context, model, prompt_template)

@@ -46,8 +46,8 @@ def private_votes(
     Args:
         mechanism: of the whole release of `iterations` histograms, with sensitivity 1.
     """
-    from gradmm.rivals.private_evolution import SPACE, voted_texts, votes_of_records
-    from gradmm.rivals.releases import mechanism_of_part, rival_release
+    from gradmm.rivals.private_evolution import voted_texts, votes_of_records
+    from gradmm.rivals.releases import VOTES, mechanism_of_part, rival_release
 
     public = {
         "texts": texts,
@@ -60,7 +60,7 @@ def private_votes(
         "per_class": per_class,
     }
     release = rival_release(
-        context.recipe, mechanism, SPACE, iterations, publication.key, stage_key(STAGE, public)
+        context.recipe, mechanism, VOTES, iterations, publication.key, stage_key(STAGE, public)
     )
 
     def votes() -> tuple[pd.DataFrame, dict[int, np.ndarray]]:
@@ -108,8 +108,7 @@ def check_votes_budget(context: RunContext, mechanism: GaussianMechanism) -> Non
     Raises:
         BudgetExhausted: if they would.
     """
-    from gradmm.rivals.private_evolution import SPACE
-    from gradmm.rivals.releases import rival_release
+    from gradmm.rivals.releases import VOTES, rival_release
 
     if mechanism.safe:
-        ledger_of(context).check(rival_release(context.recipe, mechanism, SPACE), proposed_budget(context))
+        ledger_of(context).check(proposed_budget(context), rival_release(context.recipe, mechanism, VOTES))

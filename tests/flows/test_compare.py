@@ -235,12 +235,12 @@ def test_a_guarantee_adds_one_release_and_one_arm(root: Path, recipe: Recipe) ->
     assert table["verdict"].notna().to_dict() == {"random": True, PRODUCT: False, f"{PRODUCT}, epsilon 1": True}
 
 
-def test_an_insufficient_budget_is_refused_before_any_fine_tuning(recipe: Recipe, tmp_path: Path) -> None:
+def test_an_insufficient_budget_is_refused_before_anything_is_computed(recipe: Recipe, tmp_path: Path) -> None:
     recipe = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"delta": 1e-5})})
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(BudgetExhausted, match=r"these 2 releases .* above the budget of 1 \(0 releases so far\)"):
         compare(recipe, tmp_path, (2,), ("random",), (1.0, 1.5))
-    assert not list(tmp_path.glob("stages/arm_eval/*"))
-    assert not list(tmp_path.glob("stages/generation/*"))
+    assert not list(tmp_path.glob("stages/*/*"))
+    assert Ledger.of(tmp_path, recipe.ledger).entries() == []
 
 
 def test_no_text_of_the_private_rows_is_kept(root: Path, recipe: Recipe, tiny_data: Path) -> None:
@@ -384,14 +384,30 @@ def test_examples_are_released_once_and_the_texts_are_written_after_them(
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
 
 
-def test_a_rival_that_the_budget_does_not_allow_is_refused_before_its_first_histogram(
+def test_a_rival_that_the_budget_does_not_allow_is_refused_before_anything_is_computed(
     rival_recipe: Recipe, tmp_path: Path
 ) -> None:
     privacy = rival_recipe.privacy.model_copy(update={"budget_epsilon": 1.1})
     recipe = rival_recipe.model_copy(update={"privacy": privacy})
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(BudgetExhausted, match="these 11 releases would bring"):
         compare(recipe, tmp_path, (4,), ("before", "private-evolution-10"), (1.0,))
-    assert len(Ledger.of(tmp_path, recipe.ledger).entries()) == 1  # the product's
+    assert not list(tmp_path.glob("stages/*/*"))
+    assert Ledger.of(tmp_path, recipe.ledger).entries() == []
+
+
+def test_a_rival_is_refused_before_its_first_histogram_if_its_texts_are_new(
+    rival_recipe: Recipe, tmp_path: Path
+) -> None:
+    """The ledger has as many histograms, of other texts; that these are new is known once they are written."""
+    arms = ("before", "private-evolution-10")
+    compare(rival_recipe, tmp_path, (4,), arms, (1.0,))
+    ledger = Ledger.of(tmp_path, rival_recipe.ledger)
+    spent, budget = len(ledger.entries()), ledger.budget()
+    assert budget is not None
+    ledger.set_budget(budget.model_copy(update={"epsilon": 1.1 * ledger.spent(1e-5, "add-or-remove")}))
+    with pytest.raises(BudgetExhausted):
+        compare(rival_recipe.model_copy(update={"seed": 5}), tmp_path, (4,), arms, (1.0,))
+    assert len(ledger.entries()) == spent
 
 
 def test_a_rival_that_is_killed_while_it_counts_votes_has_charged_nothing(

@@ -93,17 +93,17 @@ def test_one_release_fits_a_budget_of_its_own_epsilon_and_no_less(
     epsilon, delta = 10**log_epsilon, 10**log_delta
     one = calibrated(epsilon, delta=delta, adjacency=adjacency, clipping_norm=10**log_norm)
     empty = Ledger(tmp_path_factory.getbasetemp() / "ledger" / "empty.jsonl")
-    empty.check(one, budget(epsilon, delta, adjacency))
+    empty.check(budget(epsilon, delta, adjacency), one)
     with pytest.raises(InputError, match="0 releases so far"):
-        empty.check(one, budget(epsilon * (1 - 1e-6), delta, adjacency))
+        empty.check(budget(epsilon * (1 - 1e-6), delta, adjacency), one)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_one_discrete_release_fits_a_budget_of_its_own_epsilon(ledger: Ledger, epsilon: float) -> None:
     one = calibrated(epsilon, "discrete-gaussian")
-    ledger.check(one, budget(epsilon))
+    ledger.check(budget(epsilon), one)
     with pytest.raises(InputError, match="0 releases so far"):
-        ledger.check(one, budget(epsilon * (1 - 1e-6)))
+        ledger.check(budget(epsilon * (1 - 1e-6)), one)
 
 
 def test_composition_uses_the_requested_adjacency_not_the_recorded_one() -> None:
@@ -163,12 +163,12 @@ def test_a_release_past_the_budget_is_refused_and_changes_nothing(ledger: Ledger
     with pytest.raises(InputError, match=told), ledger.charge(one, budget(0.05)):
         pytest.fail("charged")
     with pytest.raises(InputError, match=told):
-        ledger.check(one, budget(0.05))
+        ledger.check(budget(0.05), one)
     for epsilon in (0.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon"):
             budget(epsilon)
     assert ledger.file.read_bytes() == before
-    ledger.check(one, budget(1.001 * composed_epsilon([one, one], DELTA, "add-or-remove")))
+    ledger.check(budget(1.001 * composed_epsilon([one, one], DELTA, "add-or-remove")), one)
 
 
 def test_all_releases_are_judged_by_the_budget_in_the_ledger(ledger: Ledger) -> None:
@@ -179,10 +179,10 @@ def test_all_releases_are_judged_by_the_budget_in_the_ledger(ledger: Ledger) -> 
     with ledger.charge(calibrated(1.0, delta=1e-6), budget(1.0, 1e-6)) as finish:
         finish(DIGEST)
     with pytest.raises(BudgetExhausted, match=r"at delta 1e-06 \(add-or-remove\), above the budget of 1 "):
-        ledger.check(calibrated(0.5, delta=0.4), budget(1.0, 0.4))
+        ledger.check(budget(1.0, 0.4), calibrated(0.5, delta=0.4))
     ledger.set_budget(budget(9.0, 1e-6, "replace"))
     assert ledger.budget() == budget(9.0, 1e-6, "replace")
-    ledger.check(calibrated(0.5), budget(0.1))
+    ledger.check(budget(0.1), calibrated(0.5))
     assert len(ledger.entries()) == 1
     assert json.loads(ledger.file.read_text().splitlines()[0])["event"] == "budget"
 
@@ -200,10 +200,10 @@ def test_a_release_counts_in_all_ledgers_that_share_a_record(tmp_path: Path) -> 
     )  # third has no release yet
     # Its own budget allows a second release, the other's does not.
     with pytest.raises(BudgetExhausted, match=f"budget of 1 of {one.name}, which counts some of these records"):
-        other.check(calibrated(1.0), budget(9.0))
+        other.check(budget(9.0), calibrated(1.0))
     assert other.spent(DELTA, "add-or-remove") == pytest.approx(1.0)
     assert third.spent(DELTA, "add-or-remove") == 0.0
-    third.check(calibrated(1.0), budget(1.0))
+    third.check(budget(1.0), calibrated(1.0))
     one.set_budget(budget(9.0))
     with other.charge(calibrated(1.0), budget(9.0)) as finish:
         finish("cd" * 32)
@@ -219,7 +219,7 @@ def test_an_unfinished_release_is_charged(ledger: Ledger) -> None:
     alone, both = (composed_epsilon([release()] * n, DELTA, "add-or-remove") for n in (1, 2))
     assert ledger.spent(DELTA, "add-or-remove") == alone
     with pytest.raises(InputError, match="1 release so far"):
-        ledger.check(release(), budget((alone + both) / 2))
+        ledger.check(budget((alone + both) / 2), release())
     assert ledger.find("k1") is None
 
 

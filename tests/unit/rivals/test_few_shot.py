@@ -24,7 +24,6 @@ from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals import few_shot
 from gradmm.rivals.few_shot import (
     CACHE_BYTES,
-    SPACE,
     THRESHOLD,
     Prompts,
     check_room,
@@ -33,7 +32,7 @@ from gradmm.rivals.few_shot import (
     private_examples,
     sampling_rate,
 )
-from gradmm.rivals.releases import mechanism_of_part, rival_release
+from gradmm.rivals.releases import NEXT_TOKENS, mechanism_of_part, rival_release
 from tests.conftest import examples, make_mechanism, tiny_language_model
 
 INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}
@@ -125,9 +124,9 @@ def test_probabilities_that_are_no_distribution_are_clipped_or_left_out(model: L
 def test_the_sums_compose_to_the_claim(epsilon: float, sigma: float) -> None:
     """The noise multipliers are those of Balle and Wang (2018) at delta 1e-5, with sensitivity 1."""
     claim, parts = make_mechanism(epsilon), 4 * 32
-    whole = rival_release("r", claim, SPACE)
+    whole = rival_release("r", claim, NEXT_TOKENS)
     assert whole.sigma == pytest.approx(sigma, rel=1e-4)
-    each = rival_release("r", claim, SPACE, parts)
+    each = rival_release("r", claim, NEXT_TOKENS, parts)
     assert each.sigma == pytest.approx(mechanism_of_part(claim, parts).sigma)
     for releases in ([whole], [each] * parts):
         assert composed_epsilon(releases, 1e-5, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import subprocess
@@ -33,7 +34,7 @@ ARM_SIZES = {"before": [0], "zero-shot": [5, 10], "real-1k": [1000], "gradmm": [
 RATES, TOTALS, SEEDS = (1e-4, 1e-3), (10, 20), (0, 1, 2, 3)
 
 
-def evaluations(seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
+def evaluations(seeds: tuple[int, ...] = SEEDS, arm_sizes: dict[str, list[int]] = ARM_SIZES) -> pd.DataFrame:
     """Rows with all schedules for the first seed, and the best one on validation for the others."""
     random, rows = np.random.default_rng(0), []
 
@@ -45,7 +46,7 @@ def evaluations(seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
             rows.append([*of_run, correct, size, min(size, 900)])
         return accuracies[0]
 
-    for arm, sizes in ARM_SIZES.items():
+    for arm, sizes in arm_sizes.items():
         for size in sizes:
             if arm == "before":
                 measured(arm, size, seeds[0], 0.0, 0, 0)
@@ -136,6 +137,27 @@ def test_differences_are_the_products_lead_paired_by_seed(table: pd.DataFrame) -
         assert row["verdict"] == (("higher" if row["difference"] > 0 else "lower") if outside else "within noise")
 
 
+def test_a_rival_is_compared_with_the_product_under_its_guarantee() -> None:
+    sizes = [5, 10]
+    against = {
+        "zero-shot": "gradmm",
+        "gradmm, epsilon 0.05": "gradmm",
+        "epsvec, epsilon 0.05": "gradmm, epsilon 0.05",
+        "epsvec, soft labels, epsilon 1": "gradmm, epsilon 1",
+    }
+    rows = evaluations(arm_sizes=dict.fromkeys(["gradmm", "gradmm, epsilon 1", *against], sizes))
+    table = compare_arms(rows).set_index(["arm", "size"])
+    for (arm, product), size in itertools.product(against.items(), sizes):
+        assert table.loc[(arm, size), "against"] == product
+        accuracies = honest(rows, product, size), honest(rows, arm, size)
+        lead = [accuracies[0][seed] - accuracies[1][seed] for seed in SEEDS]
+        assert table.loc[(arm, size), "difference"] == pytest.approx(statistics.fmean(lead))
+    page = "\n\n".join(comparison_tables(table.reset_index()))
+    assert "A rival is compared with gradmm under the same epsilon." in page
+    with pytest.raises(KeyError):
+        compare_arms(rows[rows["arm"] != "gradmm, epsilon 1"])
+
+
 def test_intervals_over_rows_are_of_means_over_seeds(table: pd.DataFrame) -> None:
     rows = evaluations()
     for row in table.to_dict("records"):
@@ -182,6 +204,7 @@ def test_two_seeds_have_neither_interval_nor_verdict() -> None:
 
 def test_every_figure_of_the_markdown_is_from_the_table(table: pd.DataFrame) -> None:
     page = "\n\n".join(comparison_tables(table))
+    assert "A rival" not in page
     lines = page.splitlines()
     for arm in ("zero-shot", "gradmm"):
         cells = [
