@@ -28,7 +28,16 @@ BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 STUDIES = (
     "emotions-epsvec",
     "emotions-rivals",
+    "emotions-rivals-epsilon-0.05",
+    "emotions-six-rivals",
     "rotten_tomatoes-rivals",
+    "sst2-rivals",
+    "sst2-rivals-epsilon-0.05",
+    "emotions-random",
+    "emotions-six-random",
+    "rotten_tomatoes-random",
+    "sst2-random",
+    "imdb-random",
     "emotions-epsilon-0.05",
     "rotten_tomatoes-epsilon-0.05",
     "sst2-epsilon-0.05",
@@ -89,8 +98,7 @@ def _by_epsilon(table: pd.DataFrame) -> pd.DataFrame:
     """Take the epsilon out of the arms' names: a study has `epsvec, soft labels, epsilon 1`."""
     named = table["arm"].str.extract(r"^(?P<arm>.*?)(?:, epsilon (?P<epsilon>[\d.]+))?$")
     epsilon = named["epsilon"].fillna(named["arm"].map({"gradmm": "none"})).fillna("")
-    table = table.assign(arm=named["arm"], epsilon=epsilon)
-    return table[table["arm"] != "random"]  # as many as there are texts
+    return table.assign(arm=named["arm"].replace({"random": "real-2k"}), epsilon=epsilon)  # as many as texts
 
 
 #: Rows of the table: title, arm and epsilon.
@@ -99,6 +107,7 @@ ROWS = (
     ("the calibrated model, no training", "calibrated model", ""),
     ("100 real rows", "real-100", ""),
     ("1,000 real rows", "real-1k", ""),
+    ("2,000 real rows", "real-2k", ""),
     ("all real rows", "all rows", ""),
     *(
         (f"{title}, soft labels, epsilon {epsilon}", f"{arm}, soft labels", epsilon)
