@@ -224,6 +224,7 @@ def private_examples(
             released = released_texts(language_model, template, ids if ends is None else ends.cut(ids))
             parts.append(released.assign(label=label, rank=np.arange(1, examples + 1)))
             rates[str(label)] = rate
+            del prompts  # before the next class's take as much memory
     rows = pd.concat(parts, ignore_index=True)
     return rows, {"share_of_records": rates, "token_passes": meter.token_passes}
 
