@@ -34,8 +34,9 @@ from tests.e2e.browser import browse, eventually, needs_chromium, pixels_of_plot
 from tests.flows.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 
 CRON = "0 6 1 1 *"
-#: Eight shards of a second or two.
-SLOW = {"shard_size": 1, "search": {"draws": 6000, "rounds": 1}}
+#: Shards of the slow recipe, of a second or two each where nothing else runs.
+SHARDS = 16
+SLOW = {"per_class": SHARDS // 2, "shard_size": 1, "search": {"draws": 6000, "rounds": 1}}
 FIRST_RUNS = {"stopped": 1, "plain": 2, "private": 1}
 
 pytestmark = pytest.mark.slow
@@ -192,6 +193,32 @@ def shards(served: Served) -> dict[Path, int]:
     }
 
 
+def test_a_run_that_is_cancelled_or_killed_goes_on_in_the_next_one(
+    prefect_server: Served, first_runs: dict[str, list[FlowRun]]
+) -> None:
+    (cancelled,) = first_runs["stopped"]  # the first test, so that this one is still going on
+    wait_for(lambda: shards(prefect_server), 90)
+    command(prefect_server, "prefect", "flow-run", "cancel", str(cancelled.id))
+    assert named(cancelled) == "Cancelled"
+    assert not processes_of(cancelled)
+    after_cancelling = shards(prefect_server)
+    assert 1 <= len(after_cancelling) < SHARDS
+
+    killed = start("stopped")
+    wait_for(lambda: len(shards(prefect_server)) > len(after_cancelling), 90)
+    for process in processes_of(killed):
+        os.kill(process, signal.SIGKILL)
+    assert named(killed) == "Crashed"
+    after_killing = shards(prefect_server)
+    assert len(after_killing) < SHARDS
+
+    assert named(start("stopped")) == "Completed"
+    at_the_end = shards(prefect_server)
+    assert len(at_the_end) == SHARDS
+    assert at_the_end.items() >= after_killing.items() >= after_cancelling.items()
+    assert records(prefect_server, "stopped")[-1].stage("target_gradient").cached
+
+
 def test_cron_creates_runs_of_every_deployment(prefect_server: Served) -> None:
     with get_client(sync_client=True) as client:
         ours = {client.read_deployment_by_name(f"gradmm/{name}").id for name in ("plain", "private", "demo")}
@@ -239,32 +266,6 @@ def test_notify_names_a_recipe_that_is_not_served(
 ) -> None:
     assert main(["notify", "sst2"]) == 2
     assert "no deployment gradmm/sst2; serve it with `gradmm serve`" in capsys.readouterr().err
-
-
-def test_a_run_that_is_cancelled_or_killed_goes_on_in_the_next_one(
-    prefect_server: Served, first_runs: dict[str, list[FlowRun]]
-) -> None:
-    (cancelled,) = first_runs["stopped"]
-    wait_for(lambda: shards(prefect_server), 90)
-    command(prefect_server, "prefect", "flow-run", "cancel", str(cancelled.id))
-    assert named(cancelled) == "Cancelled"
-    assert not processes_of(cancelled)
-    after_cancelling = shards(prefect_server)
-    assert 1 <= len(after_cancelling) < 8
-
-    killed = start("stopped")
-    wait_for(lambda: len(shards(prefect_server)) > len(after_cancelling), 90)
-    for process in processes_of(killed):
-        os.kill(process, signal.SIGKILL)
-    assert named(killed) == "Crashed"
-    after_killing = shards(prefect_server)
-    assert len(after_killing) < 8
-
-    assert named(start("stopped")) == "Completed"
-    at_the_end = shards(prefect_server)
-    assert len(at_the_end) == 8
-    assert at_the_end.items() >= after_killing.items() >= after_cancelling.items()
-    assert records(prefect_server, "stopped")[-1].stage("target_gradient").cached
 
 
 def test_of_two_runs_at_once_one_does_the_work_and_the_other_finds_nothing_to_do(
