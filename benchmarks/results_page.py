@@ -59,6 +59,9 @@ SETS = {
 }
 EPSILONS = {"0.05": "epsilon 0.05", "1": "epsilon 1", "none": "no noise"}
 
+#: Distance of one curve's points from the next one's, in distances of two epsilons, so that none hides another.
+ASIDE = 0.07
+
 #: Pairs of axes beside one another in the picture.
 COLUMNS = 3
 
@@ -179,8 +182,9 @@ def _draw(axes: Axes, of_set: pd.DataFrame) -> None:
     for arm, (label, colour, style) in LINES.items():
         if (arm, "") in accuracy:
             axes.axhline(accuracy[arm, ""], color=colour, linestyle=style, linewidth=1.4, label=label)
-    for arm, (label, colour, marker) in CURVES.items():
-        points = [(x, (arm, epsilon)) for x, epsilon in enumerate(EPSILONS) if (arm, epsilon) in accuracy]
+    for place, (arm, (label, colour, marker)) in enumerate(CURVES.items()):
+        shift = ASIDE * (place - (len(CURVES) - 1) / 2)
+        points = [(x + shift, (arm, epsilon)) for x, epsilon in enumerate(EPSILONS) if (arm, epsilon) in accuracy]
         if points:
             x, keys = zip(*points, strict=True)
             values, bars = [accuracy[key] for key in keys], [reach[key] for key in keys]
