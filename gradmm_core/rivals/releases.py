@@ -9,7 +9,7 @@ import numpy as np
 from gradmm.privacy.ledger import Release
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
-#: What each rival releases, as the ledger names it.
+#: Values of `Release.space` for the releases of Private Evolution, EPSVec and DP few-shot.
 VOTES = "votes for texts"
 MEAN_STATES = "mean hidden states"
 NEXT_TOKENS = "next-token probabilities"
