@@ -57,6 +57,7 @@ from gradmm.studies.arms import (
     PRODUCT,
     RIVALS,
     SOFT_ZERO_SHOT,
+    Adapters,
     Epsvec,
     FewShot,
     PrivateEvolution,
@@ -71,6 +72,7 @@ from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records, releases_budget
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
+from gradmm.tasks.studies.dp_adapters import adapted_texts, private_adapters
 from gradmm.tasks.studies.epsvec import private_means, steered_texts
 from gradmm.tasks.studies.few_shot import private_examples
 from gradmm.tasks.studies.private_evolution import check_votes_budget, private_votes, variations
@@ -200,6 +202,8 @@ class Study:
                 texts = self._epsvec(runs, recipe, settings)
             case FewShot():
                 texts = self._few_shot(runs, recipe, settings)
+            case Adapters():
+                texts = self._adapters(runs, recipe, settings)
         hard, soft = (
             labelled_texts(runs, without_release(recipe, labels), context, texts) for labels in ("hard", "soft")
         )
@@ -245,6 +249,19 @@ class Study:
         return filtered_texts(
             runs, recipe, self.target_context, generated_texts(runs, recipe, self.target_context)
         )
+
+    def _adapters(self, runs: StageRuns, recipe: Recipe, settings: Adapters) -> StageArtifact:
+        texts = generated_texts(runs, recipe, self.target_context)
+        adapters = runs.run(
+            private_adapters,
+            **self.inputs("train"),
+            **settings._asdict(),
+            instructions=recipe.instructions,
+            mechanism=self._releasing(runs)["mechanism"],
+            seed=recipe.seed,
+        )
+        adapted = {"adapters": adapters, "rank": settings.rank}
+        return runs.run(adapted_texts, texts=texts, **adapted, **self._writing(recipe))
 
     def _releasing(self, runs: StageRuns) -> dict[str, Any]:
         """Return the inputs of the stages by which a rival releases."""

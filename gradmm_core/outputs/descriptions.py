@@ -33,6 +33,8 @@ STAGES = {
     "private_means": "release the classes' mean hidden states, with noise (EPSVec)",
     "steered_texts": "write texts, steered by the released means",
     "private_examples": "write examples by noisy sums of the answers to records (DP few-shot)",
+    "private_adapters": "train adapters of the model by DP-SGD",
+    "adapted_texts": "write texts by the adapted model",
     "arm_eval": "fine-tune on one arm, at one size and with one seed",
     "tfidf_eval": "train a TF-IDF classifier on one arm, with one seed",
     "arm_measures": "measure one arm's fluency, diversity and distance to real text",

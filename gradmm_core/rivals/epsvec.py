@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
@@ -29,20 +28,12 @@ from torch import Tensor, nn
 from gradmm.config.settings import GenerationSettings, TargetGradientSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
-from gradmm.generation.constraints import TextConstraints
-from gradmm.generation.result import released_texts
-from gradmm.generation.sampler import ModelSampler
-from gradmm.generation.written import Writer
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.last_mlp import layers_of
-from gradmm.lm.perplexity import log_perplexities
-from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
-from gradmm.lm.token_passes import ComputeMeter
-from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import CONSTANT
-from gradmm.rivals.releases import UNFILTERED
+from gradmm.rivals.texts import texts_like
 from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, means_in_batches
 from gradmm.target.record_batches import RecordBatches
@@ -213,26 +204,10 @@ def steered_texts(
         text_tokens: the length to which texts are written before they are cut, by label.
     """
     layer = middle_layer(language_model)
-    allowed = allowed_tokens(language_model, generation.projection.language)
-    constraints = TextConstraints(language_model, template)
-    ends = SentenceEnds(language_model) if generation.whole_sentences else None
-    parts = []
-    for label in template.labels:
-        of_class = texts[texts["label"] == label]
-        sampler = ModelSampler(language_model, allowed, instructions[label], generation.written.top_k, ends=ends)
-        write = Writer(language_model, sampler, constraints, generation.written, ends)
-        randoms = [np.random.default_rng([seed, label, number]) for number in range(len(of_class))]
-        with steered(layer, strength * matrix_of(released, label)[0]), ComputeMeter(language_model) as meter:
-            ids = write(randoms, text_tokens[label]).token_ids
-        written = released_texts(language_model, template, ids)
-        new = of_class.assign(
-            text=written["text"].to_numpy(),
-            token_ids=written["token_ids"].to_numpy(),
-            token_passes=meter.token_passes / len(of_class),
-        )
-        new = new[constraints.without_answer(ids).cpu().numpy() & (new["token_ids"].map(len) > 0)]
-        parts.append(new.assign(rank=np.arange(1, len(new) + 1)))
-    rows = pd.concat(parts, ignore_index=True)
-    perplexities = log_perplexities(language_model, rows["token_ids"].tolist())
-    rows = rows.assign(log_perplexity=perplexities, **UNFILTERED, predicted=pd.NA)
-    return rows, {"texts": len(rows), "log_perplexity": float(np.mean(perplexities))}
+
+    def steering(label: int) -> AbstractContextManager[None]:
+        return steered(layer, strength * matrix_of(released, label)[0])
+
+    return texts_like(
+        texts, language_model, language_model, template, instructions, text_tokens, generation, seed, steering
+    )

@@ -39,7 +39,7 @@ from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 from gradmm.privacy.mechanism import GaussianMechanism
-from gradmm.rivals.releases import mechanism_of_part
+from gradmm.rivals.releases import mechanism_of_part, noisy_sum
 
 #: The number of tokens K that a sum has entries for.
 CANDIDATES = 100
@@ -256,16 +256,6 @@ def _example(
             prompts.append(token)
             state = prompt_cache.append(cache, torch.tensor([[token]], device=language_model.device))
     return torch.tensor(written)
-
-
-def noisy_sum(
-    vectors: Iterator[Float[Tensor, "records k"]], size: int, mechanism: GaussianMechanism
-) -> Float[np.ndarray, " k"]:
-    """Sum vectors of norm at most 1 and add noise: one part of the release."""
-    total = np.zeros(size)
-    for each in vectors:
-        total += (mechanism.quantise(each.numpy()) if mechanism.discrete else each.numpy()).sum(axis=0)
-    return total + mechanism.noise(total.shape)
 
 
 def drawn(sums: Float[np.ndarray, " k"], deviation: float, random: np.random.Generator) -> int:

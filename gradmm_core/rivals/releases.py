@@ -1,18 +1,22 @@
-"""Shared by all rivals: a release's entry in the ledger and its parts, and the columns of unfiltered texts."""
+"""Shared by all rivals: a release's entry in the ledger, noisy parts of it, and columns of unfiltered texts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
 from gradmm.privacy.ledger import Release
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
-#: Values of `Release.space` for the releases of Private Evolution, EPSVec and DP few-shot.
+#: Values of `Release.space` for the releases of Private Evolution, EPSVec, DP few-shot and DP adapters.
 VOTES = "votes for texts"
 MEAN_STATES = "mean hidden states"
 NEXT_TOKENS = "next-token probabilities"
+ADAPTERS = "weights of adapters"
 
 #: Columns of a filter's decision, for stages that read texts after all filters.
 UNFILTERED = {"probability": np.nan, "kept": True, "reason": ""}
@@ -53,3 +57,13 @@ def rival_release(
         stage_key=key,
         settings_key=settings_key,
     )
+
+
+def noisy_sum(
+    vectors: Iterator[Float[Tensor, "records k"]], size: int, mechanism: GaussianMechanism
+) -> Float[np.ndarray, " k"]:
+    """Sum vectors of norm at most 1 and add noise: one part of the release."""
+    total = np.zeros(size)
+    for each in vectors:
+        total += (mechanism.quantise(each.numpy()) if mechanism.discrete else each.numpy()).sum(axis=0)
+    return total + mechanism.noise(total.shape)

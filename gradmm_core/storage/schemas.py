@@ -197,6 +197,11 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("token_ids", pa.list_(pa.field("element", pa.int64()))),
         ]
     ),
+    # One row per trained matrix, with its numbers row by row.
+    "private_adapters": pa.schema(
+        [("weight", pa.string()), ("values", pa.list_(pa.field("element", pa.float32())))]
+    ),
+    "adapted_texts": pa.schema(_RANKED),
     "arm_eval": pa.schema([*_FINETUNING, ("size", pa.int64()), ("texts", pa.int64())]),
     # The learning rate and the steps are 0.
     "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),

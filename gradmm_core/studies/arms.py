@@ -9,7 +9,8 @@ serves all sizes. The order of the texts is
     calibrated model     no text, and no training
     herding, k-center    as selected
     private-evolution    by noisy votes, under a guarantee; with hard labels, or soft ones of the calibrated model
-    epsvec, dp-few-shot  as written; the same guarantee and labels
+    epsvec, dp-few-shot,
+    dp-adapters          as written; the same guarantee and labels
     random, real-100,
     real-1k              a random draw for each seed
     all rows             all train rows, the ceiling
@@ -89,6 +90,15 @@ class FewShot(NamedTuple):
     examples: int
 
 
+class Adapters(NamedTuple):
+    """Settings of an arm of DP adapters: their rank, and how they are trained (`rivals.dp_adapters`)."""
+
+    rank: int
+    passes: int
+    steps_per_pass: int
+    learning_rate: float
+
+
 #: Arms of other methods that release texts under a guarantee. Those of EPSVec share one release.
 RIVALS = {
     "private-evolution": PrivateEvolution(1, 7),
@@ -96,6 +106,7 @@ RIVALS = {
     "epsvec": Epsvec(1.0),
     "epsvec-2": Epsvec(2.0),
     "dp-few-shot": FewShot(4),
+    "dp-adapters": Adapters(rank=1, passes=8, steps_per_pass=1, learning_rate=3e-2),
 }
 
 #: The few real rows of `scarce` themselves.

@@ -15,9 +15,10 @@ from gradmm.evaluation.schedule import Schedule
 from gradmm.privacy.ledger import Release, release_of
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
-from gradmm.rivals.releases import MEAN_STATES, NEXT_TOKENS, VOTES, rival_release
+from gradmm.rivals.dp_adapters import check_opacus_is_installed
+from gradmm.rivals.releases import ADAPTERS, MEAN_STATES, NEXT_TOKENS, VOTES, rival_release
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
-from gradmm.studies.arms import ARMS, RIVALS, SIZES, Epsvec, FewShot, PrivateEvolution
+from gradmm.studies.arms import ARMS, RIVALS, SIZES, Adapters, Epsvec, FewShot, PrivateEvolution
 
 
 def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
@@ -59,6 +60,8 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
     if isinstance(RIVALS[name], FewShot) and recipe.privacy.declared_records is None:
         problem = f"{name} draws records at a rate that follows from their declared number"
         raise InputError(problem, "privacy.declared_records", "set it, or leave the arm out")
+    if isinstance(RIVALS[name], Adapters):
+        check_opacus_is_installed()
     # Asked for none, or too noisy for one:
     if isinstance(RIVALS[name], PrivateEvolution) and release_plan(recipe).target.probe_share == 0:
         problem = f"{name} compares texts by the probe's features"
@@ -86,7 +89,7 @@ def planned_releases(recipe: Recipe, epsilons: Sequence[float], arms: Iterable[s
     return releases
 
 
-def _released(rival: PrivateEvolution | Epsvec | FewShot) -> tuple[str, int]:
+def _released(rival: PrivateEvolution | Epsvec | FewShot | Adapters) -> tuple[str, int]:
     """Return what a rival releases, and how many times."""
     match rival:
         case PrivateEvolution():
@@ -95,6 +98,8 @@ def _released(rival: PrivateEvolution | Epsvec | FewShot) -> tuple[str, int]:
             return MEAN_STATES, 1
         case FewShot():
             return NEXT_TOKENS, 1
+        case Adapters():
+            return ADAPTERS, 1
 
 
 def check_scarce(recipe: Recipe, rows: Sequence[int]) -> None:

@@ -32,6 +32,8 @@ STUDY_STAGES = {
     "private_means": 1,
     "steered_texts": 1,
     "private_examples": 1,
+    "private_adapters": 1,
+    "adapted_texts": 1,
     "arm_measures": 2,
     "tfidf_eval": 2,
     "compare": 4,

@@ -384,6 +384,21 @@ def test_examples_are_released_once_and_the_texts_are_written_after_them(
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
 
 
+def test_adapters_are_released_once_and_write_the_texts(rival_recipe: Recipe, tmp_path: Path) -> None:
+    names = [f"dp-adapters{labels}, epsilon 1" for labels in ("", ", soft labels")]
+    for _ in range(2):
+        record = compare(rival_recipe, tmp_path, (4,), ("before", "dp-adapters"), (1.0,))
+        assert record.arms == ("before", PRODUCT, f"{PRODUCT}, epsilon 1", *names)
+        releases = [entry.release for entry in Ledger.of(tmp_path, rival_recipe.ledger).entries()]
+        assert [release.space for release in releases].count("weights of adapters") == 1
+        assert [release.epsilon for release in releases] == pytest.approx([1.0, 1.0], rel=1e-6)
+    assert executed(record) == {"mechanism_audit": 1}
+    (adapters,) = (stage.read() for stage in stages(record, "private_adapters"))
+    assert all(".lora_B." in name for name in adapters["weight"])
+    assert np.concatenate(adapters["values"].tolist()).any()
+    assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
+
+
 def test_a_rival_that_the_budget_does_not_allow_is_refused_before_anything_is_computed(
     rival_recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -28,11 +28,10 @@ from gradmm.rivals.few_shot import (
     Prompts,
     check_room,
     drawn,
-    noisy_sum,
     private_examples,
     sampling_rate,
 )
-from gradmm.rivals.releases import NEXT_TOKENS, mechanism_of_part, rival_release
+from gradmm.rivals.releases import NEXT_TOKENS, mechanism_of_part, noisy_sum, rival_release
 from tests.conftest import examples, make_mechanism, tiny_language_model
 
 INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}

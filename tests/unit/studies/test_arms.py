@@ -18,7 +18,7 @@ from gradmm.errors import InputError
 from gradmm.evaluation.arm import first_texts
 from gradmm.privacy.ledger import composed_epsilon
 from gradmm.studies.arm_recipes import equal_draws, few_shot, rerank, with_epsilon, zero_shot
-from gradmm.studies.arms import ARMS, PRODUCT, private_arm
+from gradmm.studies.arms import ARMS, PRODUCT, RIVALS, private_arm
 from gradmm.studies.plans import check_plan, default_sizes, planned_releases
 
 
@@ -189,12 +189,12 @@ def test_default_sizes_are_those_of_the_paper_that_the_recipe_can_fill_and_all_i
 
 
 def test_the_releases_of_a_comparison_are_the_products_and_one_of_each_rival(recipe: Recipe) -> None:
-    arms = ["random", "private-evolution", "private-evolution-10", "epsvec", "epsvec-2", "dp-few-shot"]
+    arms = ["random", *RIVALS]
     assert planned_releases(recipe, [], arms) == []
     for epsilon in (0.05, 1.0):
         releases = planned_releases(recipe, [epsilon], arms)
         kinds = [(release.space, release.sigma) for release in releases]
-        assert sorted(Counter(kinds).values()) == [1, 1, 1, 1, 10]
+        assert sorted(Counter(kinds).values()) == [1, 1, 1, 1, 1, 10]
         for kind in set(kinds):
             alike = [each for each, of_each in zip(releases, kinds, strict=True) if of_each == kind]
             assert composed_epsilon(alike, alike[0].delta, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)

@@ -1,0 +1,245 @@
+"""DP adapters: texts of the model after DP-SGD on a few of its weights (Kurakin et al., arXiv 2306.01684).
+
+Each linear layer's W becomes W + 2 B A (LoRA). B begins at zero and is trained; A is random and fixed, so that the
+noise enters each product once (FFA-LoRA, Sun et al., ICLR 2024). All classes share the weights w, which are all B,
+and a record's class enters by its instruction. The records take part in P passes of K steps:
+
+    pass: every record is assigned to one of the K steps at random
+    step: x_i = the gradient by w of record i's mean loss per token after its class's instruction, over its norm
+          s = sum of x_i over the step's records + noise of standard deviation sigma sqrt(P)
+          w moves by Adam along s
+
+The last w is released, and with it the model writes any number of texts from each class's instruction.
+
+A record is in one sum of each pass, with a vector of norm 1 (automatic clipping, Bu et al., NeurIPS 2023). The
+steps of a pass are one Gaussian mechanism, as a record is in only one of them, and the passes compose exactly to
+the claim (Dong, Roth and Su, 2022), later ones depending on earlier results too. With K = 1 each step has all
+records. DP-SGD usually draws Poisson samples. They take less time, but for the same number of steps the noise is
+no smaller in relation to the mean gradient; and the ledger composes Gaussian mechanisms, which an amplified run is
+not.
+
+The records' gradients are Opacus's. Its optimiser and its noise are not used: the noise is that of all releases,
+which may be discrete.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from gradmm.data.splits import LabelledTexts
+from gradmm.errors import InputError
+from gradmm.evaluation.trainable import trainable_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.template import TokenisedTemplate, tokenise_split
+from gradmm.lm.token_passes import ComputeMeter
+from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.rivals.releases import mechanism_of_part, noisy_sum
+
+#: Records in a forward pass; 1 where a row may depend on the others (`LanguageModel.coupling`). Public: it
+#: affects the last bits of every gradient.
+ROWS = 64
+
+#: Token of rows without a record.
+FILLER = 0
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A model of its own with adapters, of which the B are trained."""
+
+    language_model: LanguageModel
+
+    @classmethod
+    def of(cls, language_model: LanguageModel, rank: int, seed: int) -> AdaptedModel:
+        """Load the model of `language_model` anew, with adapters whose A are drawn by `seed`."""
+        assert language_model.reference is not None  # it was loaded from files
+        adapted = trainable_model(
+            language_model.reference, language_model.tokenizer, language_model.device, rank, seed
+        )
+        return cls(adapted)
+
+    def __post_init__(self) -> None:
+        for name, module in self.language_model.model.named_modules():
+            trained = "lora_B." in name  # linear layers, which Opacus looks at in training mode only
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(trained)
+            if trained:
+                module.train()
+
+    @cached_property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The trained weights w, by name; each is outputs x rank."""
+        named = self.language_model.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    def table(self) -> pd.DataFrame:
+        """Return w: the rows of the stage `private_adapters`."""
+        values = [parameter.detach().flatten().tolist() for parameter in self.weights.values()]
+        return pd.DataFrame({"weight": [*self.weights], "values": values})
+
+    def load(self, table: pd.DataFrame) -> None:
+        """Set w to a released table's."""
+        for name, values in zip(table["weight"], table["values"], strict=True):
+            parameter = self.weights[name]
+            parameter.data = torch.tensor(np.asarray(values)).to(parameter).view_as(parameter)
+
+
+class RecordGradients:
+    """Computes each record's x such that it depends on that record alone.
+
+    Every pass has the same number of rows, all of the same length, so that a gradient does not depend on how many
+    other records there are. A record whose gradient is not finite takes no part.
+    """
+
+    def __init__(self, adapted: AdaptedModel) -> None:
+        self._lm, self._weights = adapted.language_model, [*adapted.weights.values()]
+        self._rows = 1 if self._lm.coupling else ROWS
+        self._hooks: Any = None
+
+    def __enter__(self) -> RecordGradients:
+        from opacus import GradSampleModule
+
+        self._hooks = GradSampleModule(self._lm.model, loss_reduction="sum", strict=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.to_standard_module()
+
+    def __call__(
+        self, instruction: Sequence[int], records: Sequence[list[int]]
+    ) -> Iterator[Float[Tensor, "records weights"]]:
+        """Compute the gradients of one class's records, in float64 on the CPU, with norms of at most 1.
+
+        Args:
+            instruction: token ids of the prefix and of the class's instruction.
+            records: token ids; none is empty.
+        """
+        lengths = np.array([len(record) for record in records])
+        for length in np.unique(lengths).tolist():
+            of_length = np.flatnonzero(lengths == length)
+            for begin in range(0, len(of_length), self._rows):
+                part = [[*instruction, *records[row]] for row in of_length[begin : begin + self._rows]]
+                gradients = self._gradients(part, len(instruction))
+                gradients = gradients[gradients.isfinite().all(dim=1)]
+                yield gradients / gradients.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+
+    def _gradients(self, inputs: Sequence[list[int]], begin: int) -> Float[Tensor, "records weights"]:
+        """Compute the gradients of the mean loss of each input's tokens from `begin` on, of any norm."""
+        ids = torch.full((self._rows, len(inputs[0])), FILLER)
+        ids[: len(inputs)] = torch.tensor(inputs)
+        ids = ids.to(self._lm.device)
+        with warnings.catch_warnings():
+            # The first adapted layer's inputs require no gradient, as the embeddings are frozen.
+            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+            hidden = self._lm.hidden_states(input_ids=ids)[:, begin - 1 : -1]
+            logits = self._lm.head_product(self._lm.augment(hidden))
+            losses = nn.functional.cross_entropy(logits.mT, ids[:, begin:], reduction="none")
+            losses.mean(dim=1).sum().backward()
+        parts = [self._taken(weight).flatten(1)[: len(inputs)] for weight in self._weights]
+        return torch.cat(parts, dim=1).double().cpu()
+
+    def _taken(self, weight: Any) -> Float[Tensor, "rows outputs rank"]:
+        """Return a weight's gradient for each row, and leave the weight without any."""
+        gradients = weight.grad_sample
+        weight.grad = weight.grad_sample = None
+        if gradients is None:  # of a layer that took no part
+            return weight.new_zeros(self._rows, *weight.shape)
+        # Some layers see all tokens of all rows in one dimension, where Opacus takes each for a record.
+        return gradients.unflatten(0, (self._rows, -1)).sum(dim=1)
+
+
+def train_adapters(
+    adapted: AdaptedModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    instructions: Mapping[int, str],
+    passes: int,
+    steps_per_pass: int,
+    learning_rate: float,
+    claim: GaussianMechanism,
+) -> dict[str, Any]:
+    """Train the adapters on the records; private.
+
+    Formal guarantee: `claim`'s, for one release of sensitivity 1. Every call draws fresh noise: one more release.
+
+    Args:
+        claim: the mechanism of all sums together.
+
+    Returns:
+        The figures of the stage `private_adapters`.
+    """
+    language_model, mechanism = adapted.language_model, mechanism_of_part(claim, passes)
+    tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
+    own = {label: _instruction_ids(language_model, instruction) for label, instruction in instructions.items()}
+    weights = [*adapted.weights.values()]
+    size = sum(weight.numel() for weight in weights)
+    optimizer = torch.optim.Adam(weights, lr=learning_rate)
+    # Not by a seed: which step a record is assigned to must not depend on the other records' places.
+    random = np.random.default_rng()
+    with (
+        ComputeMeter(language_model) as meter,
+        RecordGradients(adapted) as gradients,
+        tqdm(total=passes * steps_per_pass, desc="private_adapters", disable=None, leave=False) as bar,
+    ):
+        for _ in range(passes):
+            assigned = random.integers(steps_per_pass, size=len(data))
+            for step in range(steps_per_pass):
+                each = (
+                    part
+                    for label, instruction in own.items()
+                    for part in gradients(instruction, _records(tokens, data, label, assigned == step))
+                )
+                moves = torch.from_numpy(noisy_sum(each, size, mechanism)).split([w.numel() for w in weights])
+                for weight, move in zip(weights, moves, strict=True):
+                    weight.grad = move.to(weight).view_as(weight)
+                optimizer.step()
+                bar.update()
+    return {"weights": size, "token_passes": meter.token_passes}
+
+
+def _instruction_ids(language_model: LanguageModel, instruction: str) -> list[int]:
+    return [*language_model.prefix_ids, *language_model.encode(instruction)]
+
+
+def _records(
+    tokens: Sequence[list[int]], data: LabelledTexts, label: int, taking_part: Bool[np.ndarray, " records"]
+) -> list[list[int]]:
+    """Return the class's records that take part and have tokens."""
+    return [record for row in data.of_class(label) if taking_part[row] and (record := tokens[int(row)])]
+
+
+def check_room(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    instructions: Mapping[int, str],
+) -> None:
+    """Check that a record has room after an instruction.
+
+    Raises:
+        InputError: if it has not.
+    """
+    for instruction in instructions.values():
+        tokens = len(_instruction_ids(language_model, instruction)) + template.max_text_tokens
+        what = f"an instruction and a record of {template.max_text_tokens} tokens"
+        language_model.check_fits(tokens, what, "template.max_text_tokens")
+
+
+def check_opacus_is_installed() -> None:
+    """Raise an InputError if a package that the adapters need is missing."""
+    try:
+        import opacus  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import peft  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        problem = f"{error.name} is not installed, which dp-adapters needs"
+        raise InputError(problem, "arms", "pip install 'gradmm[dp-adapters]'") from error
