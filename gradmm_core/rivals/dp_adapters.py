@@ -45,12 +45,13 @@ from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals.releases import mechanism_of_part, noisy_sum
+from gradmm.target.record_batches import padded_length
 
 #: Records in a forward pass; 1 where a row may depend on the others (`LanguageModel.coupling`). Public: it
 #: affects the last bits of every gradient.
 ROWS = 64
 
-#: Token of rows without a record.
+#: Token of rows without a record, and of padding.
 FILLER = 0
 
 
@@ -98,8 +99,8 @@ class AdaptedModel:
 class RecordGradients:
     """Computes each record's x such that it depends on that record alone.
 
-    Every pass has the same number of rows, all of the same length, so that a gradient does not depend on how many
-    other records there are. A record whose gradient is not finite takes no part.
+    Every pass has the same number of rows, and a length that each of its records determines alone, so that a
+    gradient does not depend on the other records. A record whose gradient is not finite takes no part.
     """
 
     def __init__(self, adapted: AdaptedModel) -> None:
@@ -125,28 +126,36 @@ class RecordGradients:
             instruction: token ids of the prefix and of the class's instruction.
             records: token ids; none is empty.
         """
-        lengths = np.array([len(record) for record in records])
+        positions = self._lm.positions
+        lengths = np.array([padded_length(len(instruction) + len(record), positions) for record in records])
         for length in np.unique(lengths).tolist():
             of_length = np.flatnonzero(lengths == length)
             for begin in range(0, len(of_length), self._rows):
-                part = [[*instruction, *records[row]] for row in of_length[begin : begin + self._rows]]
-                gradients = self._gradients(part, len(instruction))
+                part = [records[row] for row in of_length[begin : begin + self._rows]]
+                gradients = self._gradients(instruction, part, length)
                 gradients = gradients[gradients.isfinite().all(dim=1)]
                 yield gradients / gradients.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
-    def _gradients(self, inputs: Sequence[list[int]], begin: int) -> Float[Tensor, "records weights"]:
-        """Compute the gradients of the mean loss of each input's tokens from `begin` on, of any norm."""
-        ids = torch.full((self._rows, len(inputs[0])), FILLER)
-        ids[: len(inputs)] = torch.tensor(inputs)
-        ids = ids.to(self._lm.device)
+    def _gradients(
+        self, instruction: Sequence[int], records: Sequence[list[int]], length: int
+    ) -> Float[Tensor, "records weights"]:
+        """Compute the gradients of the records' mean losses per token, of any norm."""
+        begin = len(instruction)
+        ids = torch.full((self._rows, length), FILLER)
+        ids[:, :begin] = torch.tensor(instruction)
+        shares = torch.zeros(self._rows, length - begin)
+        for row, record in enumerate(records):
+            ids[row, begin : begin + len(record)] = torch.tensor(record)
+            shares[row, : len(record)] = 1 / len(record)
+        ids, shares = ids.to(self._lm.device), shares.to(self._lm.device)
         with warnings.catch_warnings():
             # The first adapted layer's inputs require no gradient, as the embeddings are frozen.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             hidden = self._lm.hidden_states(input_ids=ids)[:, begin - 1 : -1]
-            logits = self._lm.head_product(self._lm.augment(hidden))
-            losses = nn.functional.cross_entropy(logits.mT, ids[:, begin:], reduction="none")
-            losses.mean(dim=1).sum().backward()
-        parts = [self._taken(weight).flatten(1)[: len(inputs)] for weight in self._weights]
+            logits = self._lm.head_product(self._lm.augment(hidden)).flatten(0, 1)
+            losses = nn.functional.cross_entropy(logits, ids[:, begin:].flatten(), reduction="none")
+            (losses * shares.flatten()).sum().backward()
+        parts = [self._taken(weight).flatten(1)[: len(records)] for weight in self._weights]
         return torch.cat(parts, dim=1).double().cpu()
 
     def _taken(self, weight: Any) -> Float[Tensor, "rows outputs rank"]:
