@@ -106,7 +106,7 @@ RIVALS = {
     "epsvec": Epsvec(1.0),
     "epsvec-2": Epsvec(2.0),
     "dp-few-shot": FewShot(4),
-    "dp-adapters": Adapters(rank=1, passes=8, steps_per_pass=1, learning_rate=3e-2),
+    "dp-adapters": Adapters(rank=1, passes=2, steps_per_pass=4, learning_rate=3e-2),
 }
 
 #: The few real rows of `scarce` themselves.
