@@ -33,6 +33,11 @@ STUDIES = (
     "rotten_tomatoes-rivals",
     "sst2-rivals",
     "sst2-rivals-epsilon-0.05",
+    "emotions-evolution-10",
+    "emotions-adapters",
+    "emotions-six-adapters",
+    "rotten_tomatoes-adapters",
+    "sst2-adapters",
     "emotions-random",
     "emotions-six-random",
     "rotten_tomatoes-random",
@@ -72,6 +77,7 @@ CURVES = {
     "private-evolution": ("Private Evolution", BROWN, "^"),
     "epsvec, soft labels": ("EPSVec, soft labels", GREEN, "D"),
     "dp-few-shot, soft labels": ("DP few-shot, soft labels", PURPLE, "v"),
+    "dp-adapters, soft labels": ("DP adapters, soft labels", GREY, "P"),
 }
 
 #: Arms without noise: label, colour, line style.
@@ -116,8 +122,10 @@ ROWS = (
         (f"{title}, soft labels, epsilon {epsilon}", f"{arm}, soft labels", epsilon)
         for title, arm in (
             ("Private Evolution", "private-evolution"),
+            ("Private Evolution, ten iterations", "private-evolution-10"),
             ("EPSVec", "epsvec"),
             ("DP few-shot", "dp-few-shot"),
+            ("DP adapters", "dp-adapters"),
         )
         for epsilon in ("0.05", "1")
     ),
