@@ -48,13 +48,11 @@ def trainable_model(
     return LanguageModel(model.eval(), tokenizer)
 
 
-def check_lora_is_installed(lora_rank: int | None) -> None:
-    """Raise an InputError if adapters are asked for and their package is missing."""
+def check_lora_is_installed(lora_rank: int | None, where: str = "finetune_eval.lora_rank") -> None:
+    """Raise an InputError that names `where` if adapters are asked for there and their package is missing."""
     if lora_rank is None:
         return
     try:
         import peft  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        raise InputError(
-            f"{error.name} is not installed", "finetune_eval.lora_rank", "pip install 'gradmm[lora]'"
-        ) from error
+        raise InputError(f"{error.name} is not installed", where, "pip install 'gradmm[lora]'") from error

@@ -18,14 +18,14 @@ records. DP-SGD usually draws Poisson samples. They take less time, but for the 
 no smaller in relation to the mean gradient; and the ledger composes Gaussian mechanisms, which an amplified run is
 not.
 
-The records' gradients are Opacus's. Its optimiser and its noise are not used: the noise is that of all releases,
-which may be discrete.
+Opacus is not used. Some layers (OPT's) see the tokens of all records in one dimension, and it takes each token for
+a record there; and its noise cannot be discrete.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,7 +38,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gradmm.data.splits import LabelledTexts
-from gradmm.errors import InputError
 from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
@@ -71,18 +70,19 @@ class AdaptedModel:
         return cls(adapted)
 
     def __post_init__(self) -> None:
-        for name, module in self.language_model.model.named_modules():
-            trained = "lora_B." in name  # linear layers, which Opacus looks at in training mode only
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(trained)
-            if trained:
-                module.train()
+        for name, parameter in self.language_model.model.named_parameters():
+            parameter.requires_grad_("lora_B." in name)
+
+    @cached_property
+    def layers(self) -> dict[str, nn.Module]:
+        """The linear layers that multiply by a B, by name."""
+        named = self.language_model.model.named_modules()
+        return {name: module for name, module in named if "lora_B." in name}
 
     @cached_property
     def weights(self) -> dict[str, nn.Parameter]:
-        """The trained weights w, by name; each is outputs x rank."""
-        named = self.language_model.model.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
+        """The trained weights w, by their layers' names; each is outputs x rank."""
+        return {name: layer.get_parameter("weight") for name, layer in self.layers.items()}
 
     def table(self) -> pd.DataFrame:
         """Return w: the rows of the stage `private_adapters`."""
@@ -104,18 +104,18 @@ class RecordGradients:
     """
 
     def __init__(self, adapted: AdaptedModel) -> None:
-        self._lm, self._weights = adapted.language_model, [*adapted.weights.values()]
+        self._lm, self._layers = adapted.language_model, [*adapted.layers.values()]
         self._rows = 1 if self._lm.coupling else ROWS
-        self._hooks: Any = None
+        self._own: dict[nn.Module, Tensor] = {}
+        self._hooks = ExitStack()
 
     def __enter__(self) -> RecordGradients:
-        from opacus import GradSampleModule
-
-        self._hooks = GradSampleModule(self._lm.model, loss_reduction="sum", strict=False)
+        for layer in self._layers:
+            self._hooks.callback(layer.register_forward_hook(self._add_own_weights).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hooks.to_standard_module()
+        self._hooks.close()
 
     def __call__(
         self, instruction: Sequence[int], records: Sequence[list[int]]
@@ -148,24 +148,22 @@ class RecordGradients:
             ids[row, begin : begin + len(record)] = torch.tensor(record)
             shares[row, : len(record)] = 1 / len(record)
         ids, shares = ids.to(self._lm.device), shares.to(self._lm.device)
-        with warnings.catch_warnings():
-            # The first adapted layer's inputs require no gradient, as the embeddings are frozen.
-            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-            hidden = self._lm.hidden_states(input_ids=ids)[:, begin - 1 : -1]
-            logits = self._lm.head_product(self._lm.augment(hidden)).flatten(0, 1)
-            losses = nn.functional.cross_entropy(logits, ids[:, begin:].flatten(), reduction="none")
-            (losses * shares.flatten()).sum().backward()
-        parts = [self._taken(weight).flatten(1)[: len(records)] for weight in self._weights]
-        return torch.cat(parts, dim=1).double().cpu()
+        self._own.clear()
+        hidden = self._lm.hidden_states(input_ids=ids)[:, begin - 1 : -1]
+        logits = self._lm.head_product(self._lm.augment(hidden)).flatten(0, 1)
+        losses = nn.functional.cross_entropy(logits, ids[:, begin:].flatten(), reduction="none")
+        own = [self._own[layer] for layer in self._layers]
+        parts = torch.autograd.grad((losses * shares.flatten()).sum(), own)
+        return torch.cat([part.flatten(1)[: len(records)] for part in parts], dim=1).double().cpu()
 
-    def _taken(self, weight: Any) -> Float[Tensor, "rows outputs rank"]:
-        """Return a weight's gradient for each row, and leave the weight without any."""
-        gradients = weight.grad_sample
-        weight.grad = weight.grad_sample = None
-        if gradients is None:  # of a layer that took no part
-            return weight.new_zeros(self._rows, *weight.shape)
-        # Some layers see all tokens of all rows in one dimension, where Opacus takes each for a record.
-        return gradients.unflatten(0, (self._rows, -1)).sum(dim=1)
+    def _add_own_weights(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        """Add to a layer's weight one for each row, which is zero, and whose gradient is the row's alone."""
+        weight = layer.get_parameter("weight")
+        own = weight.new_zeros(self._rows, *weight.shape, requires_grad=True)
+        self._own[layer] = own
+        # Some layers see the tokens of all rows in one dimension.
+        low = inputs[0].reshape(self._rows, -1, weight.shape[1])
+        return output + (low @ own.mT).view_as(output)
 
 
 def train_adapters(
@@ -242,13 +240,3 @@ def check_room(
         tokens = len(_instruction_ids(language_model, instruction)) + template.max_text_tokens
         what = f"an instruction and a record of {template.max_text_tokens} tokens"
         language_model.check_fits(tokens, what, "template.max_text_tokens")
-
-
-def check_opacus_is_installed() -> None:
-    """Raise an InputError if a package that the adapters need is missing."""
-    try:
-        import opacus  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        import peft  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        problem = f"{error.name} is not installed, which dp-adapters needs"
-        raise InputError(problem, "arms", "pip install 'gradmm[dp-adapters]'") from error

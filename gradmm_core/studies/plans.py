@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.evaluation.schedule import Schedule
+from gradmm.evaluation.trainable import check_lora_is_installed
 from gradmm.privacy.ledger import Release, release_of
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
-from gradmm.rivals.dp_adapters import check_opacus_is_installed
 from gradmm.rivals.releases import ADAPTERS, MEAN_STATES, NEXT_TOKENS, VOTES, rival_release
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
 from gradmm.studies.arms import ARMS, RIVALS, SIZES, Adapters, Epsvec, FewShot, PrivateEvolution
@@ -60,8 +60,8 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
     if isinstance(RIVALS[name], FewShot) and recipe.privacy.declared_records is None:
         problem = f"{name} draws records at a rate that follows from their declared number"
         raise InputError(problem, "privacy.declared_records", "set it, or leave the arm out")
-    if isinstance(RIVALS[name], Adapters):
-        check_opacus_is_installed()
+    if isinstance(rival := RIVALS[name], Adapters):
+        check_lora_is_installed(rival.rank, "arms")
     # Asked for none, or too noisy for one:
     if isinstance(RIVALS[name], PrivateEvolution) and release_plan(recipe).target.probe_share == 0:
         problem = f"{name} compares texts by the probe's features"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from gradmm.rivals import dp_adapters
 from gradmm.rivals.dp_adapters import (
     AdaptedModel,
     RecordGradients,
-    check_opacus_is_installed,
     check_room,
     train_adapters,
 )
@@ -38,7 +36,7 @@ from gradmm.rivals.texts import texts_like
 from tests.conftest import examples, make_mechanism, tiny_language_model
 from tests.unit.rivals.test_epsvec import own_texts
 
-pytest.importorskip("opacus")
+pytest.importorskip("peft")
 
 RANK = 2
 INSTRUCTIONS = {0: "a bad day :\n", 1: "a good day :\n"}
@@ -264,10 +262,3 @@ def test_a_record_has_to_have_room_after_an_instruction(adapted: AdaptedModel, w
         InputError, match=r"template\.max_text_tokens: an instruction and a record of 16 tokens take"
     ):
         check_room(adapted.language_model, wording, INSTRUCTIONS | {1: "a good day " * 2000})
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_opacus_is_installed()
-    monkeypatch.setitem(sys.modules, "opacus", None)
-    with pytest.raises(InputError, match=r"arms: opacus is not installed, .*'gradmm\[dp-adapters\]'"):
-        check_opacus_is_installed()

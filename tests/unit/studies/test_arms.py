@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -200,3 +201,10 @@ def test_the_releases_of_a_comparison_are_the_products_and_one_of_each_rival(rec
             assert composed_epsilon(alike, alike[0].delta, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)
     private = with_epsilon(recipe, 0.5)
     assert [release.epsilon for release in planned_releases(private, [0.2, 1.0])] == [0.5, 0.2, 1.0]
+
+
+def test_adapters_need_their_package(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    check_plan(recipe, [10], ["before"], [1.0])
+    with pytest.raises(InputError, match=r"arms: peft is not installed; pip install 'gradmm\[lora\]'"):
+        check_plan(recipe, [10], ["dp-adapters"], [1.0])
