@@ -76,8 +76,9 @@ def compare(
 
     Args:
         sizes: Texts in all. Default: 5 10 20 50 100.
-        arms: Baselines; with --epsilon also private-evolution, private-evolution-10, epsvec, epsvec-2,
-            dp-few-shot and dp-adapters. Default: all baselines.
+        arms: Baselines; with --epsilon also rivals:
+            private-evolution, private-evolution-10, epsvec, epsvec-2, dp-few-shot, dp-adapters.
+            Default: all baselines.
         epsilon: Compare releases with these epsilons too. Each one spends privacy budget.
     """
     from gradmm.studies.arms import ARMS
