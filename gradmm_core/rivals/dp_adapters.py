@@ -234,7 +234,7 @@ def check_room(
     """Check that a record has room after an instruction.
 
     Raises:
-        InputError: if it has not.
+        InputError: if the two together exceed the model's positions.
     """
     for instruction in instructions.values():
         tokens = len(_instruction_ids(language_model, instruction)) + template.max_text_tokens
