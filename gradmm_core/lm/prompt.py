@@ -26,12 +26,17 @@ def with_examples(instruction: str, texts: Iterable[str]) -> str:
     return instruction.rstrip("\n") + end + "".join(text + end for text in texts)
 
 
+def prompt_ids(language_model: LanguageModel, instruction: str) -> list[int]:
+    """Return the token ids of an instruction as a text's beginning, after the model's prefix."""
+    return [*language_model.prefix_ids, *language_model.encode(instruction)]
+
+
 class PromptCache:
     """Key-value cache of an instruction, to be continued token by token."""
 
     def __init__(self, language_model: LanguageModel, instruction: str) -> None:
         self._lm = language_model
-        self._ids = [*language_model.prefix_ids, *language_model.encode(instruction)]
+        self._ids = prompt_ids(language_model, instruction)
         if not self._ids:
             raise InputError(f"the instruction {instruction!r} has no tokens", "classes", "write one with words")
 

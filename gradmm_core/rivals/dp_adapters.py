@@ -40,6 +40,7 @@ from tqdm import tqdm
 from gradmm.data.splits import LabelledTexts
 from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.prompt import prompt_ids
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.privacy.mechanism import GaussianMechanism
@@ -188,7 +189,7 @@ def train_adapters(
     """
     language_model, mechanism = adapted.language_model, mechanism_of_part(claim, passes)
     tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
-    own = {label: _instruction_ids(language_model, instruction) for label, instruction in instructions.items()}
+    own = {label: prompt_ids(language_model, instruction) for label, instruction in instructions.items()}
     weights = [*adapted.weights.values()]
     size = sum(weight.numel() for weight in weights)
     optimizer = torch.optim.Adam(weights, lr=learning_rate)
@@ -215,10 +216,6 @@ def train_adapters(
     return {"weights": size, "token_passes": meter.token_passes}
 
 
-def _instruction_ids(language_model: LanguageModel, instruction: str) -> list[int]:
-    return [*language_model.prefix_ids, *language_model.encode(instruction)]
-
-
 def _records(
     tokens: Sequence[list[int]], data: LabelledTexts, label: int, taking_part: Bool[np.ndarray, " records"]
 ) -> list[list[int]]:
@@ -237,6 +234,6 @@ def check_room(
         InputError: if the two together exceed the model's positions.
     """
     for instruction in instructions.values():
-        tokens = len(_instruction_ids(language_model, instruction)) + template.max_text_tokens
+        tokens = len(prompt_ids(language_model, instruction)) + template.max_text_tokens
         what = f"an instruction and a record of {template.max_text_tokens} tokens"
         language_model.check_fits(tokens, what, "template.max_text_tokens")

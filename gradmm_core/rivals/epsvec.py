@@ -33,6 +33,7 @@ from gradmm.lm.last_mlp import layers_of
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import CONSTANT
+from gradmm.rivals.releases import exact_sum
 from gradmm.rivals.texts import texts_like
 from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, means_in_batches
@@ -95,26 +96,30 @@ def class_sums(
     data: LabelledTexts,
     space: StageOutput | None,
     matching: TargetGradientSettings,
+    mechanism: GaussianMechanism,
 ) -> dict[int, Float[Tensor, " features"]]:
     """Sum x over the records of each class; private.
 
     Formal guarantee: a record enters the sum of one class, with a vector of norm at most 1 that depends on this
     record and on public texts alone. A record whose hidden states are not finite enters none.
+
+    Args:
+        mechanism: adds the noise to these sums later.
     """
     table = None if space is None else space.read_table()
     where = from_table(table, template, matching, language_model.device)
     where = dataclasses.replace(where, features=features, frequencies=None)
     batches = RecordBatches(language_model, template, where, matching.batch_size, private=True)
     tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
-    sums = {}
-    for label in template.labels:
-        total = torch.zeros(len(features.map) + 1, dtype=torch.float64)
+
+    def of_class(label: int) -> Iterator[Float[Tensor, "records features"]]:
         for part, vectors in batches(tokens, data.of_class(label), label):
             assert vectors.features is not None  # the space has features
             each = vectors.features[: len(part), 0].cpu()
-            total += each[each.isfinite().all(dim=1)].sum(dim=0)
-        sums[label] = total
-    return sums
+            yield each[each.isfinite().all(dim=1)]
+
+    size = len(features.map) + 1
+    return {label: torch.from_numpy(exact_sum(of_class(label), size, mechanism)) for label in template.labels}
 
 
 def released_vectors(

@@ -33,7 +33,7 @@ from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.generation.result import released_texts
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.prompt import PromptCache, line_end, with_examples
+from gradmm.lm.prompt import PromptCache, line_end, prompt_ids, with_examples
 from gradmm.lm.sentences import SentenceEnds
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
@@ -171,7 +171,7 @@ def check_room(
         length, end = text_tokens[label], len(language_model.encode(line_end(instruction)))
         longest = max(template.max_text_tokens + end + length, examples * (length + end) + length)
         what = f"{examples} examples of {length} tokens, with instruction and text"
-        begin = len(language_model.prefix_ids) + len(language_model.encode(instruction))
+        begin = len(prompt_ids(language_model, instruction))
         language_model.check_fits(begin + longest, what, "generation.text_tokens")
 
 
@@ -205,7 +205,7 @@ def private_examples(
         for label, instruction in instructions.items():
             length, end = text_tokens[label], line_end(instruction)
             instruction = with_examples(instruction, ())
-            before = [*language_model.prefix_ids, *language_model.encode(instruction)]
+            before = prompt_ids(language_model, instruction)
             after = language_model.encode(end)
             longest = len(before) + template.max_text_tokens + len(after) + length
             prompt_cache = PromptCache(language_model, instruction)

@@ -59,11 +59,19 @@ def rival_release(
     )
 
 
+def exact_sum(
+    vectors: Iterator[Float[Tensor, "records k"]], size: int, mechanism: GaussianMechanism
+) -> Float[np.ndarray, " k"]:
+    """Sum vectors of norm at most 1; for the discrete sampler exactly, after rounding them to its grid."""
+    total = np.zeros(size)
+    for each in vectors:
+        total += (mechanism.quantise(each.numpy()) if mechanism.discrete else each.numpy()).sum(axis=0)
+    return total
+
+
 def noisy_sum(
     vectors: Iterator[Float[Tensor, "records k"]], size: int, mechanism: GaussianMechanism
 ) -> Float[np.ndarray, " k"]:
     """Sum vectors of norm at most 1 and add noise: one part of the release."""
-    total = np.zeros(size)
-    for each in vectors:
-        total += (mechanism.quantise(each.numpy()) if mechanism.discrete else each.numpy()).sum(axis=0)
+    total = exact_sum(vectors, size, mechanism)
     return total + mechanism.noise(total.shape)

@@ -65,7 +65,7 @@ def private_means(
     def sums() -> tuple[dict[int, Tensor], PublicMeans]:
         language_model, template = read_model(context, model, prompt_template)
         means, data = public_means(language_model, template, texts.read()), read_split(context, train)
-        return class_sums(language_model, template, means.features, data, space, matching), means
+        return class_sums(language_model, template, means.features, data, space, matching, mechanism), means
 
     def publish(private: tuple[dict[int, Tensor], PublicMeans]) -> StageArtifact:
         return publication.publish(*released_vectors(*private, mechanism))

@@ -20,6 +20,7 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
 from gradmm.privacy.ledger import composed_epsilon
+from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals.epsvec import (
     PublicMeans,
     class_sums,
@@ -38,6 +39,7 @@ BAD = ("the train came late", "rude staff and cold coffee", "a terrible smell ag
 DATA = LabelledTexts((*GOOD, *BAD, *GOOD[:2]), (1,) * 4 + (0,) * 4 + (1,) * 2)
 OWN = {0: ("a train", "cold coffee again", "bad light"), 1: ("warm soup", "a good book", "great bread , warm")}
 MATCHING = TargetGradientSettings(space="label-rows", centred=False, batch_size=4)
+MECHANISM = make_mechanism(1.0)
 
 Setting = tuple[LanguageModel, TokenisedTemplate, PublicMeans]
 
@@ -76,9 +78,11 @@ def tolerance(language_model: LanguageModel) -> float:
     return {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.05}[language_model.head.dtype]
 
 
-def sums_of(setting: Setting, data: LabelledTexts) -> dict[int, torch.Tensor]:
+def sums_of(
+    setting: Setting, data: LabelledTexts, mechanism: GaussianMechanism = MECHANISM
+) -> dict[int, torch.Tensor]:
     language_model, template, public = setting
-    return class_sums(language_model, template, public.features, data, None, MATCHING)
+    return class_sums(language_model, template, public.features, data, None, MATCHING, mechanism)
 
 
 def test_sums_are_those_of_a_slow_loop(setting: Setting) -> None:
@@ -113,6 +117,16 @@ def test_a_record_moves_its_own_sum_by_the_same_vector_whoever_is_in_its_batch(
     assert 0 < float(alone[label].norm()) <= 1 + 1e-12
 
 
+def test_sums_for_the_discrete_sampler_are_on_its_grid(setting: Setting) -> None:
+    """Noise on a grid hides nothing of what lies between its points."""
+    discrete = make_mechanism(1.0, sampler="discrete")
+    rounded, plain = sums_of(setting, DATA, discrete), sums_of(setting, DATA)
+    for label, total in rounded.items():
+        steps = total / discrete._step
+        assert torch.equal(steps, steps.round())
+        assert 0 < float((total - plain[label]).abs().max()) < len(DATA) * discrete._step
+
+
 @pytest.mark.parametrize(("epsilon", "sigma"), [(0.05, 57.771), (1.0, 3.7306)])
 def test_the_release_costs_what_it_claims(epsilon: float, sigma: float) -> None:
     """The noise multipliers are those of Balle and Wang (2018) at delta 1e-5, with sensitivity 1."""
@@ -121,9 +135,11 @@ def test_the_release_costs_what_it_claims(epsilon: float, sigma: float) -> None:
     assert composed_epsilon([release], 1e-5, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)
 
 
-def test_the_noise_is_of_that_size_and_a_canary_tells_no_more_than_claimed(setting: Setting) -> None:
+def test_the_noise_is_of_that_size_and_a_canary_tells_no_more_than_claimed(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
     """Released with a unit of 1 and public means of zero, a vector is the noisy sum over the noisy count."""
-    _, _, public = setting
+    public = public_means(phi, template, own_texts(phi))
     claim, draws = make_mechanism(1.0), 2000
     width = len(public.features.map)
     plain = dataclasses.replace(
@@ -162,7 +178,13 @@ def test_a_vector_is_the_way_from_the_models_texts_to_the_records(setting: Setti
     features = dataclasses.replace(public.features, map=public.features.map / 50)
     wide = PublicMeans(features, unit, {label: (mean - middle) / unit for label, mean in own.items()})
     sums = class_sums(
-        language_model, template, features, LabelledTexts((GOOD[0], GOOD[0]), (0, 1)), None, MATCHING
+        language_model,
+        template,
+        features,
+        LabelledTexts((GOOD[0], GOOD[0]), (0, 1)),
+        None,
+        MATCHING,
+        MECHANISM,
     )
     many = {label: 1e11 * total for label, total in sums.items()}
     table, figures = released_vectors(many, wide, make_mechanism(1.0))
@@ -211,7 +233,7 @@ def test_a_model_of_one_layer_cannot_be_steered(tokenizer: PreTrainedTokenizerFa
 def test_texts_are_steered_and_the_same_again(phi: LanguageModel, template: TokenisedTemplate) -> None:
     own = own_texts(phi)
     public = public_means(phi, template, own)
-    sums = class_sums(phi, template, public.features, DATA, None, MATCHING)
+    sums = class_sums(phi, template, public.features, DATA, None, MATCHING, MECHANISM)
     released, _ = released_vectors({k: 1e6 * v for k, v in sums.items()}, public, make_mechanism(1.0))
     settings = GenerationSettings(whole_sentences=False)
     asked = ({0: "a bad day :\n", 1: "a good day :\n"}, {0: 8, 1: 6}, settings)
