@@ -33,6 +33,7 @@ from gradmm.deployments.serving.local_run import for_the_owner_only, run_recipe_
 from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
 from gradmm.flows.runtime.stopping import EXIT_INTERRUPTED, STOPPED, end_at_once, stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
+from gradmm.threads import limit_spinning
 
 EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_PIPE_CLOSED = 0, 1, 2, 141
 
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     # Opt out of the usage reports that Prefect and the hub's library send otherwise.
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    limit_spinning()
     try:
         with stopped_by_signals(), for_the_owner_only():
             command, bound, unparsed = app.parse_args(words)

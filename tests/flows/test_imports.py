@@ -1,4 +1,7 @@
-"""What starts fast stays fast: libraries that take seconds are imported where they are needed, and not before."""
+"""What starts fast stays fast: libraries that take seconds are imported where they are needed, and not before.
+
+So torch is not there yet when the command says how its threads wait.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,22 @@ def test_the_flow_and_its_table_import_nothing_that_only_stages_compute_with() -
     found = imported("import gradmm.flows.distil, gradmm.deployments.cli.summary")
     assert "prefect" in found
     assert not found & OF_COMPUTING
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_chose_how_they_wait(
+    chosen: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    code = (
+        "import os, sys; from gradmm.deployments.cli.main import main; assert main(['recipes']) == 0; "
+        "assert 'torch' not in sys.modules; print('|', os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.rpartition("|")[2].strip() == str(spins)
