@@ -1,13 +1,14 @@
-"""Write the table and draw the picture of docs/results/README.md from the data beside it.
+"""Write the tables and draw the picture of docs/results from the data beside them.
 
     python -m benchmarks.results_page
 
-The table: accuracy of the product, the rivals and real rows on every set. docs/results/epsilon.svg: the same by
-epsilon. The lines between the marks in the page are replaced.
+README.md: accuracy of the product, the rivals and real rows on every set. rivals.md: the rivals with hard and soft
+labels. epsilon.svg: accuracy by epsilon. The lines between the marks in the pages are replaced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradmm.outputs.plot_style import BLUE, BROWN, GREEN, GREY, INK, PURPLE, VERMILION, described, styled, svg
+from gradmm.studies.arms import PRODUCT
 
 DATA = Path(__file__).parents[1] / "docs" / "results" / "data"
-PAGE = DATA.parent / "README.md"
+PAGE, RIVALS_PAGE = DATA.parent / "README.md", DATA.parent / "rivals.md"
 
-#: Comments around the table in the page.
+#: Comments around the table in a page.
 BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 
-#: Studies of `benchmarks.evidence` that the page shows where they have been run. The last that has an arm counts.
-STUDIES = (
-    "emotions-epsvec",
-    "emotions-rivals",
-    "emotions-rivals-epsilon-0.05",
-    "emotions-six-rivals",
-    "rotten_tomatoes-rivals",
+#: Studies of `benchmarks.evidence` that the pages show where they have been run. The last that has an arm counts.
+RIVAL_STUDIES = (
     "sst2-rivals",
+    "sst2-adapters",
     "sst2-rivals-epsilon-0.05",
+    "rotten_tomatoes-rivals",
+    "rotten_tomatoes-adapters",
+    "emotions-rivals",
     "emotions-evolution-10",
     "emotions-adapters",
+    "emotions-rivals-epsilon-0.05",
+    "emotions-six-rivals",
     "emotions-six-adapters",
-    "rotten_tomatoes-adapters",
-    "sst2-adapters",
+)
+STUDIES = (
+    "emotions-epsvec",
+    *RIVAL_STUDIES,
     "emotions-random",
     "emotions-six-random",
     "rotten_tomatoes-random",
@@ -110,6 +115,15 @@ def _by_epsilon(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(arm=named["arm"].replace({"random": "real-2k"}), epsilon=epsilon)  # as many as texts
 
 
+RIVALS = {
+    "private-evolution": "Private Evolution",
+    "private-evolution-10": "Private Evolution, ten iterations",
+    "epsvec": "EPSVec",
+    "epsvec-2": "EPSVec, twice the strength",
+    "dp-few-shot": "DP few-shot",
+    "dp-adapters": "DP adapters",
+}
+
 #: Rows of the table: title, arm and epsilon.
 ROWS = (
     ("before fine-tuning", "before", ""),
@@ -120,14 +134,9 @@ ROWS = (
     ("all real rows", "all rows", ""),
     *(
         (f"{title}, soft labels, epsilon {epsilon}", f"{arm}, soft labels", epsilon)
-        for title, arm in (
-            ("Private Evolution", "private-evolution"),
-            ("Private Evolution, ten iterations", "private-evolution-10"),
-            ("EPSVec", "epsvec"),
-            ("DP few-shot", "dp-few-shot"),
-            ("DP adapters", "dp-adapters"),
-        )
+        for arm, title in RIVALS.items()
         for epsilon in ("0.05", "1")
+        if arm != "epsvec-2"  # only on the page of the rivals
     ),
     ("**gradmm, epsilon 0.05**", "gradmm", "0.05"),
     ("**gradmm, epsilon 1**", "gradmm", "1"),
@@ -143,21 +152,54 @@ def shown(data: pd.DataFrame) -> dict[str, tuple[str, int]]:
 def table(data: pd.DataFrame) -> str:
     """Write the table of accuracies in Markdown; arms that no set has are left out."""
     sets = shown(data)
-    of = data.set_index(["set", "arm", "epsilon"])
-    accuracy: dict[Any, float] = of["accuracy"].to_dict()
-    reach: dict[Any, float] = of["accuracy_ci95"].to_dict()
-
-    def cell(key: tuple[str, str, str]) -> str:
-        if key not in accuracy:
-            return ""
-        return f"{accuracy[key]:.3f}" + ("" if pd.isna(reach[key]) else f" ± {reach[key]:.3f}")
-
+    cells_of = _cells(data, "accuracy")
     lines = [["", *(title for title, _ in sets.values())], ["---"] * (1 + len(sets))]
     lines.append(["private records", *(f"{records:,}" for _, records in sets.values())])
     for title, arm, epsilon in ROWS:
-        cells = [cell((name, arm, epsilon)) for name in sets]
+        cells = [cells_of.get((name, arm, epsilon), "") for name in sets]
         if any(cells):
             lines.append([title, *cells])
+    return _markdown(lines)
+
+
+def rivals_table() -> str:
+    """Write the table of rivals in Markdown: every one with hard and soft labels, beside the product.
+
+    The product's row of a set and an epsilon is of the same studies: fine-tuned for as many steps.
+    """
+    files = [DATA / f"{name}.csv" for name in RIVAL_STUDIES]
+    data = pd.concat([_by_epsilon(pd.read_csv(file)) for file in files if file.exists()], ignore_index=True)
+    data = data.drop_duplicates(["set", "arm", "epsilon"], keep="last")
+    accuracy, lead = _cells(data, "accuracy"), _cells(data, "lead")
+    distance: dict[Any, float] = data.set_index(["set", "arm", "epsilon"])["frechet_distance"].to_dict()
+    heads = ["", "hard labels", "gradmm's lead", "soft labels", "gradmm's lead", "Fréchet distance"]
+    lines = [heads, ["---"] * len(heads)]
+    of_private = data[data["epsilon"].isin(["0.05", "1"])]
+    for name, epsilon in of_private[["set", "epsilon"]].drop_duplicates().itertuples(index=False):
+        key = (name, PRODUCT, epsilon)
+        lines.append([f"**{SETS[name][0]}, epsilon {epsilon}**", *[""] * 5])
+        lines.append([PRODUCT, "", "", accuracy[key], "", f"{distance[key]:.1f}"])
+        for arm, title in RIVALS.items():
+            hard, soft = (name, arm, epsilon), (name, f"{arm}, soft labels", epsilon)
+            if hard in accuracy:
+                figures = [accuracy[hard], lead[hard], accuracy[soft], lead[soft]]
+                lines.append([title, *figures, f"{distance[soft]:.1f}"])
+    return _markdown(lines)
+
+
+def _cells(data: pd.DataFrame, name: str) -> dict[Any, str]:
+    """Write a figure with its interval, by set, arm and epsilon."""
+    of = data.set_index(["set", "arm", "epsilon"])
+    values: dict[Any, tuple[float, float]] = {
+        key: (row[name], row[f"{name}_ci95"]) for key, row in of.iterrows() if not pd.isna(row[name])
+    }
+    return {
+        key: f"{value:.3f}" + ("" if pd.isna(reach) else f" ± {reach:.3f}")
+        for key, (value, reach) in values.items()
+    }
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -207,5 +249,6 @@ def with_table(page: str, written: str) -> str:
 
 if __name__ == "__main__":
     data = measured()
-    PAGE.write_text(with_table(PAGE.read_text(), table(data)))
+    for page, written in ((PAGE, table(data)), (RIVALS_PAGE, rivals_table())):
+        page.write_text(with_table(page.read_text(), written))
     (DATA.parent / "epsilon.svg").write_text(svg(accuracy_by_epsilon(data)))

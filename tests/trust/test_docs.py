@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 import gradmm
 from benchmarks.evidence import planned
-from benchmarks.results_page import measured, table, with_table
+from benchmarks.results_page import measured, rivals_table, table, with_table
 from gradmm.config.loading import load_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.main import app
@@ -109,9 +109,11 @@ def test_the_index_of_results_has_its_figures() -> None:
     assert len(figures_of((RESULTS / "README.md").read_text())) >= 30
 
 
-def test_the_table_of_the_index_is_written_from_the_data() -> None:
-    page = (RESULTS / "README.md").read_text()
-    assert with_table(page, table(measured())) == page
+@pytest.mark.parametrize("name", ["README.md", "rivals.md"])
+def test_the_tables_are_written_from_the_data(name: str) -> None:
+    page = (RESULTS / name).read_text()
+    written = table(measured()) if name == "README.md" else rivals_table()
+    assert with_table(page, written) == page
 
 
 def test_figures_are_found_across_lines_and_whatever_their_sign() -> None:
