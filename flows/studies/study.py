@@ -67,7 +67,7 @@ from gradmm.studies.pages import study_page, study_pictures
 from gradmm.studies.plans import all_texts, planned_releases
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
-from gradmm.tasks.generation import generation
+from gradmm.tasks.mechanism_audit import mechanism_audit
 from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records, releases_budget
 from gradmm.tasks.studies.arm_measures import arm_measures
@@ -160,9 +160,9 @@ class Study:
         """The recipe itself."""
         return Variant(self.runs, self.quiet, self.recipe, self.target_context, self.seeds)
 
-    def variant(self, name: str, recipe: Recipe) -> Variant:
+    def variant(self, name: str, recipe: Recipe, arm: str | None = None) -> Variant:
         """Release the target of another recipe from the same data: one more release in a private run."""
-        runs = self._variant_runs(name, recipe)
+        runs = self._variant_runs(name, recipe, arm)
         return Variant(runs, self.quiet, recipe, release_target(runs, recipe), self.seeds)
 
     def check_budget(self, epsilons: Sequence[float], arms: Iterable[str] = ()) -> None:
@@ -181,7 +181,7 @@ class Study:
 
     def private(self, epsilon: float) -> Variant:
         """Release the recipe's target under a guarantee."""
-        return self.variant(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon))
+        return self.variant(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon), private_arm(epsilon).name)
 
     def rival(self, name: str, epsilon: float) -> dict[Arm, Texts]:
         """Release texts by another method under a guarantee: one release, whose texts all seeds share.
@@ -193,7 +193,8 @@ class Study:
         settings = RIVALS[name]
         factor = 1 + settings.variations if isinstance(settings, PrivateEvolution) else 1
         recipe = written(with_epsilon(self.recipe, epsilon), factor)
-        runs, context = self._variant_runs(f"{name}-{epsilon:g}", recipe), self.target_context
+        runs = self._variant_runs(f"{name}-{epsilon:g}", recipe, private_arm(epsilon, name).name)
+        context = self.target_context
         count_records(runs.context, context.data.train)
         match settings:
             case PrivateEvolution():
@@ -328,24 +329,30 @@ class Study:
         logger.info("rerank chooses among %d texts, which cost as much as one of %s", draws, PRODUCT)
         return rerank(self.recipe, draws)
 
-    def _variant_runs(self, name: str, recipe: Recipe) -> StageRuns:
-        """Runs the stages of a variant, with a name of its own in the UI, and the study's in the ledger."""
+    def _variant_runs(self, name: str, recipe: Recipe, arm: str | None = None) -> StageRuns:
+        """Runs the stages of a variant, with a name of its own in the UI, and the study's in the ledger.
+
+        Args:
+            arm: that it makes the texts of; default, `name`.
+        """
         ui_name = "".join(letter if letter.isalnum() else "-" for letter in f"{recipe.name}-{name}".lower())
         runs = stage_runs(self.requested, recipe.model_copy(update={"name": ui_name}), self.root)
         runs.context = runs.context.model_copy(update={"recipe": self.recipe.name})
         self._parts.append(runs)
-        self._variants[name] = runs
+        self._variants[arm or name] = runs
         return runs
 
     @property
-    def _generation_seconds(self) -> dict[str, float]:
-        """The time of the first seed's generation, by variant, where it was not cached."""
-        return {
-            name: record.seconds
-            for name, runs in self._variants.items()
-            for record in runs.records
-            if record.stage == generation.name and not record.cached
-        }
+    def _making_seconds(self) -> dict[str, dict[str, float]]:
+        """The time of each stage that made the first seed's texts, by arm and stage, where it was not cached."""
+        others = (self.name, coresets.name, mechanism_audit.name)
+        seconds: dict[str, dict[str, float]] = {}
+        for arm, runs in self._variants.items():
+            for record in runs.records:
+                if not record.cached and record.stage not in others:
+                    of_arm = seconds.setdefault(arm, {})
+                    of_arm[record.stage] = of_arm.get(record.stage, 0.0) + record.seconds
+        return seconds
 
     def trials(
         self, arms: Mapping[Arm, Texts], sizes: Sequence[int], context: TargetContext | None = None
@@ -465,7 +472,7 @@ class Study:
             sizes=tuple(sizes),
             seeds=self.seeds,
             guarantees={arm.name: variant.guarantee for arm, variant in (private or {}).items()},
-            generation_seconds=self._generation_seconds,
+            making_seconds=self._making_seconds,
         )
         page = study_page(record)
         record = write_study(self.root, record, page, study_pictures(record))

@@ -68,6 +68,7 @@ def study_page(record: StudyRecord) -> str:
         _bullets(notes(record)),
         *_TABLES[record.study](record.table.read()),
         *(_generation_times(record) if record.study == "scale" else []),
+        *(_making_times(record) if record.study == "compare" else []),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -271,8 +272,25 @@ def _generation_times(record: StudyRecord) -> list[str]:
     return [
         _bullets(
             f"{methods[arm]}: {texts:,} texts in {seconds:,.0f} s, {seconds / texts:.3f} s each."
-            for arm, seconds in record.generation_seconds.items()
+            for arm, stages in record.making_seconds.items()
+            if (seconds := stages.get("generation")) is not None
         )
+    ]
+
+
+def _making_times(record: StudyRecord) -> list[str]:
+    """Return the time that each arm's first texts took. Stages that were cached have none."""
+    if not record.making_seconds:
+        return []
+    return [
+        "## Time",
+        "Of the stages that this run computed for the first seed's texts. Those found in the cache are left out, "
+        "and so are those that an arm shares with an earlier one.",
+        _bullets(
+            f"{arm}: {sum(stages.values()):,.0f} s "
+            f"({', '.join(f'{stage} {seconds:,.1f}' for stage, seconds in stages.items())})"
+            for arm, stages in record.making_seconds.items()
+        ),
     ]
 
 

@@ -32,8 +32,8 @@ class StudyRecord(RunRecord, frozen=True):
         commit: of the code; None without a git checkout.
         guarantee: of the recipe's own texts.
         guarantees: of every private arm, by the arm's name.
-        generation_seconds: the time of each arm's first generation in this run, by the arm's name, where it was
-            not cached.
+        making_seconds: the time of each stage that made the texts of an arm's first seed, by arm and stage, where
+            it was not cached.
     """
 
     study: str
@@ -44,7 +44,7 @@ class StudyRecord(RunRecord, frozen=True):
     sizes: tuple[int, ...]
     seeds: tuple[int, ...]
     guarantees: dict[str, Guarantee]
-    generation_seconds: dict[str, float] = Field(default_factory=dict)
+    making_seconds: dict[str, dict[str, float]] = Field(default_factory=dict)
 
     @property
     def table(self) -> StageRecord:

@@ -30,6 +30,7 @@ from gradmm.outputs.record import StageRecord
 from gradmm.privacy.ledger import Ledger, composed_epsilon
 from gradmm.storage.artifacts import Root
 from gradmm.studies.arms import ARMS, PRODUCT
+from gradmm.studies.pages import study_page
 from gradmm.studies.record import StudyRecord
 from gradmm.tasks.runtime.arm_texts import ArmTexts
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
@@ -386,8 +387,10 @@ def test_examples_are_released_once_and_the_texts_are_written_after_them(
 
 def test_adapters_are_released_once_and_write_the_texts(rival_recipe: Recipe, tmp_path: Path) -> None:
     names = [f"dp-adapters{labels}, epsilon 1" for labels in ("", ", soft labels")]
+    records = []
     for _ in range(2):
         record = compare(rival_recipe, tmp_path, (4,), ("before", "dp-adapters"), (1.0,))
+        records.append(record)
         assert record.arms == ("before", PRODUCT, f"{PRODUCT}, epsilon 1", *names)
         releases = [entry.release for entry in Ledger.of(tmp_path, rival_recipe.ledger).entries()]
         assert [release.space for release in releases].count("weights of adapters") == 1
@@ -396,6 +399,13 @@ def test_adapters_are_released_once_and_write_the_texts(rival_recipe: Recipe, tm
     (adapters,) = (stage.read() for stage in stages(record, "private_adapters"))
     assert all(".lora_B." in name for name in adapters["weight"])
     assert np.concatenate(adapters["values"].tolist()).any()
+    made, again = (each.making_seconds for each in records)
+    assert list(made) == [PRODUCT, f"{PRODUCT}, epsilon 1", names[0]]
+    assert list(made[names[0]]) == ["generation", "private_adapters", "adapted_texts", "labelling"]
+    assert again == {}
+    page = study_page(records[0])
+    assert f"- {names[0]}: " in page
+    assert ", private_adapters " in page
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
 
 
