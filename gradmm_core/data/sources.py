@@ -8,6 +8,7 @@ never texts, because they end up in logs.
 
 from __future__ import annotations
 
+import csv as standard_csv
 import json as standard_json
 import os
 import re
@@ -220,7 +221,7 @@ def _read_delimited(file: Path) -> Iterator[pa.Table]:
             file,
             # One thread, so that rows are numbered.
             csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
-            csv.ParseOptions(delimiter="\t" if file.suffix == ".tsv" else ",", newlines_in_values=True),
+            csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
         )
     except pa.ArrowInvalid as error:
         # The message quotes the row, and counts from 1 with the header.
@@ -230,6 +231,19 @@ def _read_delimited(file: Path) -> Iterator[pa.Table]:
         row, expected, found = map(int, ragged.groups())
         raise ValueError(f"row {row - 2} has {found} fields instead of {expected}") from None
     return _parts(table)
+
+
+def _delimiter(file: Path) -> str:
+    """Return what separates the fields: a comma, unless only semicolons or tabs divide the header.
+
+    Spreadsheets write semicolons where a comma is the decimal point.
+    """
+    if file.suffix == ".tsv":
+        return "\t"
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        header = stream.readline(2**16)
+    fields = {each: len(next(standard_csv.reader([header], delimiter=each), [])) for each in (",", ";", "\t")}
+    return "," if fields[","] > 1 else max(fields, key=lambda each: fields[each])
 
 
 def _read_json(file: Path) -> Iterator[pa.Table]:

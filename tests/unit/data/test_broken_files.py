@@ -41,6 +41,16 @@ def load(file: Path) -> Splits:
         ("long.csv", (GOOD + "zqxwvj " * 1_500_000 + ",good\n").encode()),
         ("blanks.csv", GOOD.replace(",good", ", good ").encode()),
         ("empty-lines.csv", GOOD.replace("text 3,good\n", "text 3,good\n\n\n").encode()),
+        ("semicolons.csv", ("\ufeff" + GOOD.replace(",", ";") + '"a; ""zqxwvj"", text";good\n').encode()),
+        ("tabs.csv", (GOOD.replace(",", "\t") + "a, zqxwvj; text\tgood\n").encode()),
+        ("semicolons-in-texts.csv", (GOOD + "a; zqxwvj; text,good\n").encode()),
+        (
+            "semicolon-in-header.csv",
+            GOOD.replace("text,label", "text,label,a;b")
+            .replace(",good\n", ",good,1\n")
+            .replace(",bad\n", ",bad,1\n")
+            .encode(),
+        ),
         ("plain.tsv", GOOD.replace(",", "\t").encode()),
         ("plain.jsonl", JSON_ROWS.encode()),
         ("array.json", ("[" + JSON_ROWS.strip().replace("\n", ",") + "]").encode()),
@@ -67,7 +77,7 @@ BROKEN: list[tuple[str, bytes, list[str]]] = [
     ("spaces.csv", b" \n \n", ["'text'", "'label'"]),
     ("header-only.csv", b"text,label\n", ["contains no rows"]),
     ("no-header.csv", GOOD_ROWS.encode(), ["their names look like values", "their names look like values"]),
-    ("semicolons.csv", GOOD.replace(",", ";").encode(), ["neither of 'text'", "no column 'label'"]),
+    ("bars.csv", GOOD.replace(",", "|").encode(), ["neither of 'text'", "no column 'label'"]),
     ("three-rows.csv", b"text,label\na,good\nb,bad\nc,good\n", ["cannot be held out of the 3 rows"]),
     ("one-class.csv", GOOD.replace("bad", "good").encode(), ["has the label 0"] * 3),
     ("other-names.csv", csv_of(header="review,stars"), ["neither of 'text' and 'sentence'", "no column 'label'"]),
