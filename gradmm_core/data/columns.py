@@ -271,11 +271,15 @@ def column_of(table: pa.Table, name: str, setting: str, where: str) -> pa.Chunke
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def listed_columns(names: Sequence[str]) -> str:
-    """List the columns for an error, unless they may be values: the first record of a file without header."""
-    if all(name.isidentifier() and len(name) <= _MAX_NAME_LENGTH for name in names):
+def listed_columns(names: Sequence[str], of: Sequence[str] | None = None) -> str:
+    """List columns for an error, unless they may be values: the first record of a file without header.
+
+    Args:
+        of: all columns of the table, by which this is told; default, `names`.
+    """
+    if all(name.isidentifier() and len(name) <= _MAX_NAME_LENGTH for name in of or names):
         return f"the columns {', '.join(map(repr, names))}"
-    return f"the {len(names)} columns (their names look like values; is the header missing?)"
+    return f"the {len(of or names)} columns (their names look like values; is the header missing?)"
 
 
 _MAX_NAME_LENGTH = 40

@@ -88,9 +88,11 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     if not tables:
         raise InputError("contains no rows", path, "add rows")
     table = pa.concat_tables(tables, promote_options="permissive")
+    if table.num_columns < 2:
+        fix = "give texts and labels in columns of their own; commas, semicolons or tabs separate those of a .csv"
+        raise InputError("has one column", path, fix)
     text = text_column or _column(table, TEXT_NAMES, _is_text, "text", path)
-    others = [name for name in table.column_names if name != text]
-    label = label_column or _column(table.select(others), LABEL_NAMES, _is_label, "label", path)
+    label = label_column or _column(table, LABEL_NAMES, _is_label, "label", path, text)
     texts = column_of(table, text, "--text", path)
     check_text(texts, text, path, "name another with --text")
     names, classes = _classes(table, label, path)
@@ -121,16 +123,22 @@ def _splits(path: Path) -> dict[str, str | None]:
 
 
 def _column(
-    table: pa.Table, usual: Sequence[str], fits: Callable[[pa.ChunkedArray], bool], option: str, where: str
+    table: pa.Table,
+    usual: Sequence[str],
+    fits: Callable[[pa.ChunkedArray], bool],
+    option: str,
+    where: str,
+    taken: str | None = None,
 ) -> str:
-    """Return the column with a usual name, or else the only one that fits."""
-    by_name = {name.lower(): name for name in reversed(table.column_names)}
+    """Return the column with a usual name, or else the only one that fits; not the one that is taken."""
+    names = [name for name in table.column_names if name != taken]
+    by_name = {name.lower(): name for name in reversed(names)}
     for name in usual:
         if name in by_name:
             return by_name[name]
-    candidates = [name for name in table.column_names if table.column_names.count(name) == 1 and fits(table[name])]
+    candidates = [name for name in names if names.count(name) == 1 and fits(table[name])]
     if len(candidates) != 1:
-        among = listed_columns(candidates or table.column_names)
+        among = listed_columns(candidates or names, table.column_names)
         may_be = "may be any" if candidates else "seems to be none"
         what = f"the {option} column cannot be told: it {may_be} of {among}"
         raise InputError(what, where, f"name it with --{option}")

@@ -114,6 +114,7 @@ def two_texts(frame: pd.DataFrame) -> pd.DataFrame:
             {},
             "the text column cannot be told: it seems to be none of the",
         ),
+        (lambda frame: frame[["review"]], {}, "has one column; give texts and labels in columns of their own"),
         (lambda frame: frame.drop(columns="stars"), {}, "the label column cannot be told: it seems to be none of"),
         (lambda frame: frame, {"text_column": "txt"}, "no column 'txt' among the columns 'id', 'review', 'stars'"),
         (
@@ -143,6 +144,14 @@ def test_data_without_texts_or_classes_are_refused(
     with pytest.raises(InputError) as caught:
         shape_of(path, columns.get("text_column"), columns.get("label_column"))
     assert problem in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_label_in_the_place_of_a_header_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("a text of some words,secret\nanother text,other\none more text,third\n")
+    with pytest.raises(InputError) as caught:
+        shape_of(str(tmp_path / "r.csv"), None, None)
+    assert "their names look like values; is the header missing?" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
