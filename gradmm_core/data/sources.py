@@ -8,7 +8,6 @@ never texts, because they end up in logs.
 
 from __future__ import annotations
 
-import csv as standard_csv
 import json as standard_json
 import os
 import re
@@ -240,10 +239,19 @@ def _delimiter(file: Path) -> str:
     """
     if file.suffix == ".tsv":
         return "\t"
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+    with file.open("rb") as stream:
         header = stream.readline(2**16)
-    fields = {each: len(next(standard_csv.reader([header], delimiter=each), [])) for each in (",", ";", "\t")}
+    fields = {each: _fields(header, each) for each in (",", ";", "\t")}
     return "," if fields[","] > 1 else max(fields, key=lambda each: fields[each])
+
+
+def _fields(header: bytes, delimiter: str) -> int:
+    """Count the fields of a header; 0 if it has none. Rows may follow, where only carriage returns end lines."""
+    options = csv.ParseOptions(delimiter=delimiter, invalid_row_handler=lambda _: "skip")
+    try:
+        return csv.read_csv(pa.BufferReader(header), parse_options=options).num_columns
+    except pa.ArrowInvalid:
+        return 0
 
 
 def _read_json(file: Path) -> Iterator[pa.Table]:

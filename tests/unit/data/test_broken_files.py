@@ -42,6 +42,8 @@ def load(file: Path) -> Splits:
         ("blanks.csv", GOOD.replace(",good", ", good ").encode()),
         ("empty-lines.csv", GOOD.replace("text 3,good\n", "text 3,good\n\n\n").encode()),
         ("semicolons.csv", ("\ufeff" + GOOD.replace(",", ";") + '"a; ""zqxwvj"", text";good\n').encode()),
+        ("old-mac.csv", (GOOD + '"a, zqxwvj; text",good\n').replace("\n", "\r").encode()),
+        ("empty-first-line.csv", ("\n" + GOOD).encode()),
         ("tabs.csv", (GOOD.replace(",", "\t") + "a, zqxwvj; text\tgood\n").encode()),
         ("semicolons-in-texts.csv", (GOOD + "a; zqxwvj; text,good\n").encode()),
         (
