@@ -115,6 +115,7 @@ def _by_epsilon(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(arm=named["arm"].replace({"random": "real-2k"}), epsilon=epsilon)  # as many as texts
 
 
+#: Titles of the rivals, by their arms.
 RIVALS = {
     "private-evolution": "Private Evolution",
     "private-evolution-10": "Private Evolution, ten iterations",

@@ -1,6 +1,6 @@
-"""What starts fast stays fast: libraries that take seconds are imported where they are needed, and not before.
+"""Heavy libraries are imported where they are used, so that small commands start at once.
 
-So torch is not there yet when the command says how its threads wait.
+That also leaves time to set how torch's threads wait, which has to happen before torch is imported.
 """
 
 from __future__ import annotations
