@@ -33,12 +33,16 @@ RIVAL_STUDIES = (
     "sst2-rivals-epsilon-0.05",
     "rotten_tomatoes-rivals",
     "rotten_tomatoes-adapters",
+    "rotten_tomatoes-rivals-epsilon-0.05",
     "emotions-rivals",
     "emotions-evolution-10",
     "emotions-adapters",
     "emotions-rivals-epsilon-0.05",
     "emotions-six-rivals",
     "emotions-six-adapters",
+    "emotions-six-rivals-epsilon-0.05",
+    "imdb-rivals",
+    "imdb-rivals-epsilon-0.05",
 )
 STUDIES = (
     "emotions-epsvec",

@@ -12,7 +12,7 @@ import jinja2
 import yaml
 
 from gradmm.config.loading import validate_recipe
-from gradmm.data.shape import DataShape
+from gradmm.data.shape import DataShape, two_digits
 from gradmm.lm.model_reference import unusable_model
 
 TEMPLATE = Path(__file__).parent / "new_recipe.yaml.jinja"
@@ -32,23 +32,35 @@ def recipe_text(shape: DataShape, model: str, first_token: Callable[[str], int] 
             tokenizer is not available locally.
     """
     few = shape.rows < FEW_ROWS
+    held_out = max(1, min(1000, shape.rows // 5))
+    unnamed = sum(shape.splits[part] is None for part in ("validation", "test"))
     labels, names = list(shape.class_names), list(shape.class_names.values())
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
-    environment.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML
+    environment.filters["yaml"] = _as_yaml
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         shape=shape,
         name=recipe_name(shape.path),
         model=model,
         classes=[*zip(labels, names, verbalisers(names, first_token), strict=True)],
-        held_out=max(1, min(1000, shape.rows // 5)),
+        held_out=held_out,
+        train_rows=two_digits(shape.rows - unnamed * held_out),
         text_tokens=TOKENS_OF_WORDS[shape.words],
         per_class=max(50, min(1000, shape.rows // len(names))) if few else 1000,
         few=few,
     )
     validate_recipe(yaml.safe_load(text), where="the new recipe")
     return text
+
+
+def _as_yaml(value: object) -> str:
+    """Write a value in JSON, which is YAML but for some characters."""
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+#: Control characters, and those that end a line, which stand as escapes in YAML.
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def recipe_name(path: str) -> str:

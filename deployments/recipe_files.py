@@ -43,9 +43,18 @@ def find_preset(name: str) -> Path:
     return _find(name, PRESETS, "preset")
 
 
-def find_ablations(method: str) -> Path:
+def find_ablations(name: str) -> Path:
+    """Find a file of ablations, by name or by path, as `find_recipe` does.
+
+    Raises:
+        InputError: if there is neither.
+    """
+    return _find(name, ABLATIONS, "list of ablations")
+
+
+def default_ablations(method: str) -> Path:
     """Return the file of the ablations for a generation method."""
-    return ABLATIONS / f"{'written' if method == 'written' else 'search'}.yaml"
+    return find_ablations("written" if method == "written" else "search")
 
 
 def preset_description(name: str) -> str:
@@ -64,7 +73,7 @@ def _find(name: str, folder: Path, kind: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         if os.path.isfile(name):
             return Path(name)
-        fix = f"give the path of a {kind}, or a name from `gradmm recipes`"
+        fix = f"give the path of a {kind}, or one of {', '.join(names)}"
         raise InputError(f"no file {name!r}", kind, fix)
     near = difflib.get_close_matches(name, names, n=1)
     fix = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}, or give a .yaml file"

@@ -305,7 +305,8 @@ def filter_texts(
         earlier filter dropped are left out. The figures of the last filter are in `.attrs`.
 
     Raises:
-        InputError: if exemplars and texts are too long for the model, or if the recipe does not fit the target.
+        InputError: if exemplars and texts are too long for the model, if the recipe does not fit the target, or if
+            the label filter drops all texts of a class.
     """
     recipe = _fitting(recipe, target)
     template, matching = _template(language_model, recipe), target.plan.target
@@ -320,6 +321,10 @@ def filter_texts(
             target.released if probed else None,
             target.space if probed else None,
         )
+        counts = filter_figures(classified)["kept_by_label"]
+        if dropped := [label for label, count in counts.items() if not count]:
+            fix = "generate more texts (generation.per_class), or relax label_filter"
+            raise InputError(f"no text of label {dropped[0]} is left after label_filter", "texts", fix)
     else:
         classified = without_filter(texts)
     candidates, weight = kept_texts(classified), recipe.generation.probe_weight
@@ -497,7 +502,7 @@ def _fitting(recipe: Recipe | None, target: Target) -> Recipe:
 def _check_labels(recipe: Recipe, records: LabelledTexts) -> None:
     wrong = [row for row, label in enumerate(records.labels) if label not in recipe.class_names]
     if wrong:
-        problem = f"row {wrong[0]} has the label {records.labels[wrong[0]]}, which belongs to no class"
+        problem = f"row {wrong[0]} has a label that belongs to no class"
         raise InputError(problem, "records", "add a class, or remove the row")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
 from gradmm.deployments.cli.options import DEFAULT_ROOT, Changes, Quiet, RecipeName, Root, Verbose, Words
-from gradmm.deployments.recipe_files import find_ablations
+from gradmm.deployments.recipe_files import default_ablations, find_ablations
 
 if TYPE_CHECKING:
     from gradmm.config.recipe import Recipe
@@ -237,7 +236,7 @@ def ablate(
     recipe: RecipeName,
     /,
     *,
-    ablations: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    ablations: Annotated[str | None, Parameter(metavar="NAME")] = None,
     only: Names = (),
     options: StudyOptions = StudyOptions(),
     words: Words = (),
@@ -245,12 +244,14 @@ def ablate(
     """Run ablations: the recipe with single parts changed or left out.
 
     Args:
-        ablations: YAML list of ablations. Default: the list of the recipe's generation method.
+        ablations: List of ablations: written, search, methods (generation methods by hard and soft labels), or a
+            YAML file. Default: the list of the recipe's generation method.
         only: Ablations to run. Default: all.
     """
     from gradmm.studies.ablations import check_ablations, read_ablations
 
     loaded = options.load(recipe)
-    chosen = read_ablations(ablations or find_ablations(loaded.generation.method), only)
+    method = loaded.generation.method
+    chosen = read_ablations(find_ablations(ablations) if ablations else default_ablations(method), only)
     check_ablations(loaded, chosen)
     options.run("ablate", loaded, words, ablations=chosen)

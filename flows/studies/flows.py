@@ -41,7 +41,7 @@ from gradmm.flows.studies.study import Study
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.location import Location
 from gradmm.studies.ablations import Ablation, ablated, check_ablations
-from gradmm.studies.arm_recipes import scaled
+from gradmm.studies.arm_recipes import scaled, with_epsilon
 from gradmm.studies.arms import (
     ARMS,
     BASELINES,
@@ -124,7 +124,7 @@ def compare(
     epsilons = tuple(sorted(set(epsilons)))
     check_plan(recipe, sizes, arms, epsilons)
     study = Study("compare", recipe, root, command)
-    study.check_budget(epsilons, arms)
+    study.check_budget([with_epsilon(study.recipe, value) for value in epsilons], arms)
     _ = study.target_context  # the first release
     private = {private_arm(epsilon): study.private(epsilon) for epsilon in epsilons}
     texts = study.arms(arms) | {arm: variant.texts for arm, variant in private.items()}
@@ -210,10 +210,12 @@ def ablate(
     """
     check_ablations(recipe, ablations)
     study = Study("ablate", recipe, root, command)
+    recipes = [ablated(study.recipe, ablation) for ablation in ablations]
+    study.check_budget(recipes)
     variants = {ARMS[PRODUCT]: study.product}
-    for ablation in ablations:
+    for ablation, changed in zip(ablations, recipes, strict=True):
         arm = Arm(ablation.name, "written" if ablation.unranked else "synthetic")
-        variants[arm] = study.variant(ablation.name, ablated(study.recipe, ablation))
+        variants[arm] = study.variant(ablation.name, changed)
     texts = {ARMS["before"]: None} | {arm: variant.texts for arm, variant in variants.items()}
     (evaluations,) = study.evaluate([study.trials(texts, [study.size])])
     return study.finish(
@@ -280,7 +282,7 @@ def epsilon(
     epsilons = tuple(sorted(set(epsilons)))
     check_epsilons(recipe, epsilons)
     study = Study("epsilon", recipe, root, command)
-    study.check_budget(epsilons)
+    study.check_budget([with_epsilon(study.recipe, value) for value in epsilons])
     clean = study.target_context.target
     private = {private_arm(value): study.private(value) for value in epsilons}
     texts = study.arms(["before", "zero-shot"]) | {arm: variant.texts for arm, variant in private.items()}

@@ -165,19 +165,20 @@ class Study:
         runs = self._variant_runs(name, recipe, arm)
         return Variant(runs, self.quiet, recipe, release_target(runs, recipe), self.seeds)
 
-    def check_budget(self, epsilons: Sequence[float], arms: Iterable[str] = ()) -> None:
+    def check_budget(self, variants: Sequence[Recipe], arms: Iterable[str] = ()) -> None:
         """Refuse the study if its releases together would exceed the privacy budget.
 
         Args:
-            epsilons: of the recipe's target, and of the rivals among `arms`.
+            variants: recipes whose targets are released beside the study's own.
+            arms: of these, the rivals release under the guarantee of each variant.
 
         Raises:
             BudgetExhausted: if they would.
         """
-        private = [self.recipe, *(with_epsilon(self.recipe, epsilon) for epsilon in epsilons)]
+        private = [self.recipe, *variants]
         charged = [runs for each in private if (runs := stage_runs(self.requested, each, self.root)).plan.charged]
         if charged:  # the first release sets the budget, unless the data's owner has
-            releases_budget(charged[0].context, planned_releases(self.recipe, epsilons, arms))
+            releases_budget(charged[0].context, planned_releases(self.recipe, variants, arms))
 
     def private(self, epsilon: float) -> Variant:
         """Release the recipe's target under a guarantee."""

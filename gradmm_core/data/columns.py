@@ -41,17 +41,11 @@ class RowProblems:
         self._found: dict[str, tuple[int, str, int]] = {}
         self._rows_before = 0
 
-    def add(self, rows: np.ndarray, what: str | Callable[[int], str], fix: str) -> None:
-        """Note that the rows in the mask have a problem; `fix` tells kinds apart.
-
-        Args:
-            what: what the first row has, or a function of its number in the mask that says so.
-        """
+    def add(self, rows: np.ndarray, what: str, fix: str) -> None:
+        """Note that the rows in the mask have a problem; `fix` tells kinds apart."""
         if rows.any():
-            row = int(rows.argmax())
-            said = what if isinstance(what, str) else what(row)
-            first, said, count = self._found.get(fix, (self._rows_before + row, said, 0))
-            self._found[fix] = first, said, count + int(rows.sum())
+            first, _, count = self._found.get(fix, (self._rows_before + int(rows.argmax()), what, 0))
+            self._found[fix] = first, what, count + int(rows.sum())
 
     def go_on(self, rows: int) -> None:
         """Count the rows of a part of the file, after which the next part begins."""
@@ -132,16 +126,17 @@ def _usable(
         problems.add(*problem)
     units = None
     if unit_column is not None:
-        problems.add(
-            _gaps(unit_column), "has no unit", "fill the column that privacy.unit_column names, or remove the row"
-        )
-        units = unit_column.cast(pa.string()).to_pandas().to_numpy(dtype=object)
+        units = unit_column.cast(pa.string()).to_pandas().str.strip().to_numpy(dtype=object)
+        # An empty field of a CSV is no null in a column of text.
+        missing = _gaps(unit_column) | (units == "")
+        fix = "fill the column that privacy.unit_column names, or remove the row"
+        problems.add(missing, "has no unit", fix)
     return Rows(texts, own, units)[known & ~empty]
 
 
 def _known_labels(
     column: pa.ChunkedArray, settings: DataSettings, labels: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, str | Callable[[int], str], str]]]:
+) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, str, str]]]:
     """Convert a column to labels: the places of its values in `data.label_names`, or else its integers.
 
     Returns the labels, a mask of those of a class, and the others' problems, as `RowProblems.add` takes them.
@@ -152,7 +147,7 @@ def _known_labels(
         what = "has a label that is not an integer"
         fix = "set data.label_names to the column's values, in the order of the labels"
     else:
-        own = pd.Index(names).get_indexer(pd.Index(label_values(column))).astype(np.int64)
+        own = _places(label_values(column), names, column.type)
         valid = own >= 0
         what, fix = "has a label that is not among data.label_names", "add it there, or remove the row"
     known = np.isin(own, labels) & valid
@@ -163,26 +158,53 @@ def _known_labels(
         [
             (gaps, "has no label", "remove the row, or give it a label"),
             (~valid & ~gaps, what, fix),
-            (
-                unknown,
-                lambda row: f"has the label {own[row]}, which belongs to no class",
-                "add a class, or set data.drop_other_labels=true",
-            ),
+            (unknown, "has a label that belongs to no class", "add a class, or set data.drop_other_labels=true"),
         ],
     )
 
 
+def _places(values: np.ndarray, names: Sequence[str], kind: pa.DataType) -> np.ndarray:
+    """Return the place of each value in `data.label_names`; -1 for others.
+
+    The names are read as pyarrow reads the column: as numbers (01 is 1), or in lower case (True is true).
+    """
+    own = pd.Index([_as_value(name, kind) for name in names])
+    return (own if own.is_unique else pd.Index(names)).get_indexer(pd.Index(values)).astype(np.int64)
+
+
+def _as_value(name: str, kind: pa.DataType) -> str:
+    """Write a name as `label_values` writes a value of this type."""
+    name = name.strip()
+    if pa.types.is_boolean(kind):
+        return name.lower()
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        try:
+            return _number(float(name))
+        except ValueError:
+            return name
+    return name
+
+
 def _gaps(column: pa.ChunkedArray) -> np.ndarray:
-    return column.is_null().to_numpy()
+    """Return a mask of the rows without a value. Not a number (NaN) is none."""
+    return column.is_null(nan_is_null=True).to_numpy()
 
 
 def check_type(
-    column: pa.ChunkedArray, name: str, types: Sequence[Callable[[pa.DataType], bool]], where: str, fix: str
+    column: pa.ChunkedArray,
+    name: str,
+    types: Sequence[Callable[[pa.DataType], bool]],
+    known_as: str,
+    where: str,
+    fix: str,
 ) -> None:
-    """Raise an InputError if a column has none of the types, which are those of integers or text."""
+    """Raise an InputError if a column has none of the types.
+
+    Args:
+        known_as: what columns of these types hold.
+    """
     if not any(is_type(column.type) for is_type in types):
-        what = f"the column {name!r} holds {kind_of(column.type)}, neither integers nor text"
-        raise InputError(what, where, fix)
+        raise InputError(f"the column {name!r} holds {kind_of(column.type)}, not {known_as}", where, fix)
 
 
 def check_text(column: pa.ChunkedArray, name: str, where: str, fix: str) -> None:
@@ -215,13 +237,13 @@ def _text_column(table: pa.Table, settings: DataSettings, where: str) -> pa.Chun
 def _label_column(table: pa.Table, settings: DataSettings, where: str) -> pa.ChunkedArray:
     name = settings.label_column
     column = column_of(table, name, "data.label_column", where)
-    check_type(column, name, _LABEL_TYPES, where, "set data.label_column")
+    check_type(column, name, _LABEL_TYPES, LABELS, where, "set data.label_column")
     return column
 
 
 def _unit_column(table: pa.Table, name: str, where: str) -> pa.ChunkedArray:
     column = column_of(table, name, "privacy.unit_column", where)
-    check_type(column, name, _UNIT_TYPES, where, "set privacy.unit_column")
+    check_type(column, name, _UNIT_TYPES, "names (integers or text)", where, "set privacy.unit_column")
     return column
 
 
@@ -241,13 +263,18 @@ def label_values(column: pa.ChunkedArray) -> np.ndarray:
         return np.where(column.to_numpy(), "true", "false").astype(object)
     if pa.types.is_floating(column.type):
         values = column.to_numpy()  # NaN for a gap
-        return np.array([f"{value:.0f}" if value.is_integer() else str(value) for value in values], object)
+        return np.array([_number(value) for value in values], object)
     return column.cast(pa.string()).to_pandas().str.strip().to_numpy(dtype=object)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value.is_integer() else str(value)
 
 
 _UNIT_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
 
-#: Types of values that `label_values` converts to text.
+#: Types of values that `label_values` converts to text, and what columns of them hold.
+LABELS = "labels (numbers, text, true and false)"
 VALUE_TYPES = (
     pa.types.is_integer,
     pa.types.is_boolean,

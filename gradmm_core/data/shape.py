@@ -18,7 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gradmm.config.settings import DataSettings
-from gradmm.data.columns import VALUE_TYPES, check_text, check_type, column_of, label_values, listed_columns
+from gradmm.data.columns import (
+    LABELS,
+    VALUE_TYPES,
+    check_text,
+    check_type,
+    column_of,
+    label_values,
+    listed_columns,
+)
 from gradmm.data.sources import has_split, is_one_split, sources_of
 from gradmm.errors import InputError
 
@@ -87,7 +95,7 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     tables = [part for source in sources_of(settings, settings.train_split) for part in source.parts()]
     if not tables:
         raise InputError("contains no rows", path, "add rows")
-    table = pa.concat_tables(tables, promote_options="permissive")
+    table = _as_one(tables, path)
     if table.num_columns < 2:
         fix = "give texts and labels in columns of their own; commas, semicolons or tabs separate those of a .csv"
         raise InputError("has one column", path, fix)
@@ -105,9 +113,24 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
         label_column=label,
         label_names=names,
         class_names=classes,
-        rows=_two_digits(table.num_rows),
+        rows=two_digits(table.num_rows),
         words=next((n for n in LENGTHS if n >= typical), LENGTHS[-1]),
     )
+
+
+def _as_one(parts: Sequence[pa.Table], where: str) -> pa.Table:
+    """Join the parts of a split.
+
+    Raises:
+        InputError: for files whose columns have different types.
+    """
+    if all(part.schema.equals(parts[0].schema) for part in parts):  # as all parts of one file are
+        return pa.concat_tables(parts)
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException as error:
+        what = "holds files with columns of one name and different types, or with two columns of one name"
+        raise InputError(what, where, "give all files of the split the same columns") from error
 
 
 def _splits(path: Path) -> dict[str, str | None]:
@@ -166,8 +189,9 @@ def _is_label(column: pa.ChunkedArray) -> bool:
 def _classes(table: pa.Table, name: str, where: str) -> tuple[tuple[str, ...] | None, dict[int, str]]:
     """Return the label column's values, unless they are labels already, and a name for each label."""
     column, fix = column_of(table, name, "--label", where), "name another with --label"
-    check_type(column, name, VALUE_TYPES, where, fix)
-    values = [value for value in np.unique(label_values(column.drop_null())) if value]
+    check_type(column, name, VALUE_TYPES, LABELS, where, fix)
+    given = pc.invert(column.is_null(nan_is_null=True))  # pyright: ignore
+    values = [value for value in np.unique(label_values(column.filter(given))) if value]
     if not 2 <= len(values) <= MAX_CLASSES:
         what = f"the column {name!r} has {len(values):,} values; a label column has 2 to {MAX_CLASSES}"
         raise InputError(what, where, fix)
@@ -187,7 +211,7 @@ def _declared_names(table: pa.Table, column: str) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _two_digits(count: int) -> int:
+def two_digits(count: int) -> int:
     """Round to two significant digits."""
     unit = 10 ** max(0, math.floor(math.log10(count)) - 1)
     return round(count / unit) * unit

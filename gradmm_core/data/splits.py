@@ -65,7 +65,8 @@ class LabelledTexts:
         Args:
             texts: anything but a string counts as a missing text.
             labels: integers, those of the recipe's classes.
-            units: names of the units of privacy, such as user ids. None: each row is a unit.
+            units: names of the units of privacy, such as user ids. None: each row is a unit. Of strings too, white
+                space around them is removed.
 
         Raises:
             InputError: for a row without a text or without a unit. The message has the row's number, not its text.
@@ -76,7 +77,8 @@ class LabelledTexts:
         LabelledTexts(texts=('We loved it.', 'Never again.'), labels=(1, 0), units=(0, 1))
         """
         stripped = tuple(text.strip() if isinstance(text, str) else "" for text in texts)
-        numbers = None if units is None else tuple(pd.factorize(np.array([*units], dtype=object))[0].tolist())
+        names = None if units is None else [_unit_name(unit) for unit in units]
+        numbers = None if names is None else tuple(pd.factorize(np.array(names, dtype=object))[0].tolist())
         for what, missing in (("text", [not text for text in stripped]), ("unit", [n < 0 for n in numbers or ()])):
             if any(missing):
                 raise InputError(f"row {missing.index(True)} has no {what}", "data", "remove the row")
@@ -191,6 +193,11 @@ def _labelled_texts(rows: SplitRows, labels: Sequence[int], name: str) -> Labell
         )
     units = None if rows.units is None else tuple(pd.factorize(rows.units)[0].tolist())
     return LabelledTexts(rows.texts, tuple(rows.labels.tolist()), units)
+
+
+def _unit_name(unit: Hashable) -> Hashable:
+    """Return a unit's name without white space around it; None for a blank one."""
+    return unit.strip() or None if isinstance(unit, str) else unit
 
 
 # --- Which rows are used ------------------------------------------------------------------------------------

@@ -15,22 +15,38 @@ from gradmm.privacy.sensitivity import ReleaseNorms
 
 
 @dataclass
-class ClippedSum:
-    """A running sum of clipped vectors, in float64 so that rounded norms let no vector exceed C noticeably.
+class ExactSum:
+    """A running sum in float64 without rounding errors, however many parts it has (Knuth's two-sum).
 
     Attributes:
-        high, low: the sum's leading and trailing digits, rows x dimensions; scalar zeros before the first record.
-        clipped: the number of vectors that were longer than the clipping norm.
+        high, low: the sum's leading and trailing digits; scalar zeros before the first part.
     """
 
     high: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     low: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    clipped: int = 0
 
     @property
     def total(self) -> Tensor:
-        """The sum, rows x dimensions."""
+        """The sum, of the shape of its parts."""
         return self.high + self.low
+
+    def add_part(self, part: Tensor) -> None:
+        """Add a part, in float64."""
+        total = self.high + part
+        added = total - self.high
+        self.low = self.low + ((self.high - (total - added)) + (part - added))
+        self.high = total
+
+
+@dataclass
+class ClippedSum(ExactSum):
+    """A running sum of clipped vectors, in float64 so that rounded norms let no vector exceed C noticeably.
+
+    Attributes:
+        clipped: the number of vectors that were longer than the clipping norm.
+    """
+
+    clipped: int = 0
 
     def add(
         self,
@@ -53,18 +69,11 @@ class ClippedSum:
         if mechanism is not None and mechanism.discrete:
             scales = scales * (1 - 1e-9)  # a margin for rounding
             vectors = (gradients.materialise() * scales[:, None, None])[counted].cpu().numpy()
-            self._add(torch.from_numpy(mechanism.quantise(vectors).sum(axis=0)))
+            self.add_part(torch.from_numpy(mechanism.quantise(vectors).sum(axis=0)))
         else:
-            self._add(gradients.select(counted).weighted_sum(scales[counted]).cpu())
+            self.add_part(gradients.select(counted).weighted_sum(scales[counted]).cpu())
         self.clipped += int((norms > clipping_norm)[counted].sum())
         return self
-
-    def _add(self, part: Tensor) -> None:
-        """Add a batch's sum without a rounding error (Knuth's two-sum), however many batches there are."""
-        total = self.high + part
-        added = total - self.high
-        self.low = self.low + ((self.high - (total - added)) + (part - added))
-        self.high = total
 
 
 class RecordVectors(NamedTuple):

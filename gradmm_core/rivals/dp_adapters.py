@@ -27,13 +27,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -45,14 +45,18 @@ from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals.releases import mechanism_of_part, noisy_sum
+from gradmm.target.independent_rows import independent_rows
 from gradmm.target.record_batches import padded_length
 
-#: Records in a forward pass; 1 where a row may depend on the others (`LanguageModel.coupling`). Public: it
-#: affects the last bits of every gradient.
+#: Records in a forward pass; 1 where a row may depend on the others. Public: it affects the last bits of every
+#: gradient.
 ROWS = 64
 
 #: Token of rows without a record, and of padding.
 FILLER = 0
+
+#: The shape of a pass: tokens of the instruction, and of the whole padded input.
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,16 @@ class AdaptedModel:
 class RecordGradients:
     """Computes each record's x such that it depends on that record alone.
 
-    Every pass has the same number of rows, and a length that each of its records determines alone, so that a
-    gradient does not depend on the other records. A record whose gradient is not finite takes no part.
+    Every pass of one shape has the same number of rows, in which a row does not depend on the others, and a length
+    that each of its records determines alone. A record whose gradient is not finite takes no part.
+
+    Args:
+        rows: in passes of each shape, as `gradient_rows` returns them.
     """
 
-    def __init__(self, adapted: AdaptedModel) -> None:
+    def __init__(self, adapted: AdaptedModel, rows: Mapping[Shape, int]) -> None:
         self._lm, self._layers = adapted.language_model, [*adapted.layers.values()]
-        self._rows = 1 if self._lm.coupling else ROWS
+        self._rows_of, self._rows = rows, 0
         self._own: dict[nn.Module, Tensor] = {}
         self._hooks = ExitStack()
 
@@ -131,17 +138,27 @@ class RecordGradients:
         lengths = np.array([padded_length(len(instruction) + len(record), positions) for record in records])
         for length in np.unique(lengths).tolist():
             of_length = np.flatnonzero(lengths == length)
-            for begin in range(0, len(of_length), self._rows):
-                part = [records[row] for row in of_length[begin : begin + self._rows]]
-                gradients = self._gradients(instruction, part, length)
+            rows = self._rows_of[len(instruction), length]
+            for begin in range(0, len(of_length), rows):
+                part = [records[row] for row in of_length[begin : begin + rows]]
+                gradients = self.unclipped(part, instruction, length, rows)
                 gradients = gradients[gradients.isfinite().all(dim=1)]
                 yield gradients / gradients.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
-    def _gradients(
-        self, instruction: Sequence[int], records: Sequence[list[int]], length: int
+    def unclipped(
+        self,
+        records: Sequence[list[int]] | Int[np.ndarray, "records tokens"],
+        instruction: Sequence[int],
+        length: int,
+        rows: int | None = None,
     ) -> Float[Tensor, "records weights"]:
-        """Compute the gradients of the records' mean losses per token, of any norm."""
-        begin = len(instruction)
+        """Compute the gradients of the records' mean losses per token, of any norm, in one pass.
+
+        Args:
+            length: tokens to which the inputs are padded.
+            rows: of the pass; default, as many as records.
+        """
+        begin, self._rows = len(instruction), rows or len(records)
         ids = torch.full((self._rows, length), FILLER)
         ids[:, :begin] = torch.tensor(instruction)
         shares = torch.zeros(self._rows, length - begin)
@@ -167,10 +184,33 @@ class RecordGradients:
         return output + (low @ own.mT).view_as(output)
 
 
+def gradient_rows(
+    adapted: AdaptedModel, template: TokenisedTemplate, data: LabelledTexts, instructions: Mapping[int, str]
+) -> dict[Shape, int]:
+    """Return how many rows the passes of each shape have; to be checked before a release is charged.
+
+    Raises:
+        InputError: if the model gives one text different gradients in two passes.
+    """
+    language_model = adapted.language_model
+    tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
+    found: dict[Shape, int] = {}
+    with RecordGradients(adapted, {}) as gradients:
+        for label, text in instructions.items():
+            instruction = prompt_ids(language_model, text)
+            begin, everyone = len(instruction), np.ones(len(data), dtype=bool)
+            counts = {len(record) for record in _records(tokens, data, label, everyone)}
+            for length in sorted({padded_length(begin + count, language_model.positions) for count in counts}):
+                unclipped = partial(gradients.unclipped, instruction=instruction, length=length)
+                found[begin, length] = independent_rows(language_model, ROWS, length - begin, unclipped)
+    return found
+
+
 def train_adapters(
     adapted: AdaptedModel,
     template: TokenisedTemplate,
     data: LabelledTexts,
+    rows: Mapping[Shape, int],
     instructions: Mapping[int, str],
     passes: int,
     steps_per_pass: int,
@@ -182,6 +222,7 @@ def train_adapters(
     Formal guarantee: `claim`'s, for one release of sensitivity 1. Every call draws fresh noise: one more release.
 
     Args:
+        rows: see `gradient_rows`.
         claim: the mechanism of all sums together.
 
     Returns:
@@ -197,7 +238,7 @@ def train_adapters(
     random = np.random.default_rng()
     with (
         ComputeMeter(language_model) as meter,
-        RecordGradients(adapted) as gradients,
+        RecordGradients(adapted, rows) as gradients,
         tqdm(total=passes * steps_per_pass, desc="private_adapters", disable=None, leave=False) as bar,
     ):
         for _ in range(passes):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import AllowedTokens, allowed_tokens
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals.releases import mechanism_of_part, noisy_sum
+from gradmm.target.independent_rows import independent_rows
 
 #: The number of tokens K that a sum has entries for.
 CANDIDATES = 100
@@ -47,8 +49,7 @@ CANDIDATES = 100
 #: Standard deviations of the noise that an entry of a sum has to be above, or count as zero.
 THRESHOLD = 2.0
 
-#: Records in a forward pass; 1 where a row may depend on the others (`LanguageModel.coupling`). Public:
-#: it affects the last bits of every p.
+#: Records in a forward pass; 1 where a row may depend on the others. Public: it affects the last bits of every p.
 ROWS = 64
 
 #: Memory for the keys and values of a class's records, in bytes.
@@ -57,16 +58,20 @@ CACHE_BYTES = 3 * 2**30
 #: Token of rows without a record.
 FILLER = 0
 
+#: The shape of a pass: the label of its records, and their number of tokens.
+Shape = tuple[int, int]
+
 
 class Prompts:
     """Prompts of one record each, that are continued together.
 
-    Every pass has the same number of rows, of the same length, so that a record's probabilities do not depend on
-    how many other records there are.
+    Every pass has prompts of the same length, and as many rows as all passes of this length, in which a row does
+    not depend on the others. So a record's probabilities depend on that record alone.
 
     Args:
         before: token ids of what precedes the records, `after` of what follows them.
         records: token ids.
+        rows: of a pass, by the number of a record's tokens.
     """
 
     def __init__(
@@ -76,18 +81,20 @@ class Prompts:
         before: Sequence[int],
         records: Sequence[list[int]],
         after: Sequence[int],
+        rows: Mapping[int, int],
     ) -> None:
         self._lm, self._allowed = language_model, allowed
         self._head = language_model.head[allowed.ids]
-        self._rows = 1 if language_model.coupling else ROWS
-        inputs = [[*before, *record, *after] for record in records]
-        self._passes = [self._read(inputs) for inputs in _of_one_length(inputs, self._rows)]
+        self._passes = [
+            self._read([[*before, *record, *after] for record in part], rows[len(part[0])])
+            for part in _of_one_length(records, rows)
+        ]
         self._appended = 0
 
     def append(self, token: int) -> None:
         """Append a token to every prompt."""
         for each in self._passes:
-            ids = torch.full((self._rows, 1), token, device=self._lm.device)
+            ids = torch.full((len(each.state), 1), token, device=self._lm.device)
             out = self._lm.model.base_model(input_ids=ids, past_key_values=each.cache, use_cache=True)
             each.state = out.last_hidden_state[:, -1]
         self._appended += 1
@@ -114,8 +121,8 @@ class Prompts:
             p = p[p.isfinite().all(dim=1)]  # a record without finite probabilities takes no part
             yield p / p.norm(dim=1, keepdim=True).clamp_min(1.0)
 
-    def _read(self, inputs: Sequence[list[int]]) -> _Pass:
-        ids = torch.full((self._rows, len(inputs[0])), FILLER)
+    def _read(self, inputs: Sequence[list[int]], rows: int) -> _Pass:
+        ids = torch.full((rows, len(inputs[0])), FILLER)
         ids[: len(inputs)] = torch.tensor(inputs)
         out = self._lm.model.base_model(input_ids=ids.to(self._lm.device), use_cache=True)
         state = out.last_hidden_state[:, -1].clone()
@@ -132,12 +139,12 @@ class _Pass:
     state: Float[Tensor, "rows hidden"]
 
 
-def _of_one_length(inputs: Sequence[list[int]], rows: int) -> Iterator[list[list[int]]]:
-    """Group inputs of the same length, at most `rows` together."""
-    lengths = np.array([len(each) for each in inputs])
+def _of_one_length(records: Sequence[list[int]], rows: Mapping[int, int]) -> Iterator[list[list[int]]]:
+    """Group records of the same length, at most as many together as `rows` has for it."""
+    lengths = np.array([len(each) for each in records])
     for length in np.unique(lengths).tolist():
-        of_length = [inputs[row] for row in np.flatnonzero(lengths == length).tolist()]
-        yield from (of_length[begin : begin + rows] for begin in range(0, len(of_length), rows))
+        of_length = [records[row] for row in np.flatnonzero(lengths == length).tolist()]
+        yield from (of_length[begin : begin + rows[length]] for begin in range(0, len(of_length), rows[length]))
 
 
 def sampling_rate(prompt_cache: PromptCache, tokens: int, declared_records: int, classes: int) -> float:
@@ -175,11 +182,60 @@ def check_room(
         language_model.check_fits(begin + longest, what, "generation.text_tokens")
 
 
+def _around(language_model: LanguageModel, instruction: str) -> tuple[list[int], list[int]]:
+    """Return the token ids before and after a record in its prompt."""
+    before = prompt_ids(language_model, with_examples(instruction, ()))
+    return before, language_model.encode(line_end(instruction))
+
+
+def _probabilities(
+    language_model: LanguageModel,
+    allowed: AllowedTokens,
+    before: Sequence[int],
+    after: Sequence[int],
+    length: int,
+    records: Int[np.ndarray, "records tokens"],
+) -> Float[Tensor, "records numbers"]:
+    """Compute the probabilities of some tokens at each place of an example, in one pass."""
+    prompts = Prompts(language_model, allowed, before, records.tolist(), after, {records.shape[1]: len(records)})
+    candidates, parts = torch.arange(min(CANDIDATES, len(allowed.ids))), []
+    for _ in range(length):
+        parts += prompts.probabilities(candidates)
+        prompts.append(int(allowed.ids[0]))
+    return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def prompt_rows(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    instructions: Mapping[int, str],
+    text_tokens: Mapping[int, int],
+    generation: GenerationSettings,
+) -> dict[Shape, int]:
+    """Return how many rows the passes of each shape have; to be checked before a release is charged.
+
+    Raises:
+        InputError: if the model gives one text different probabilities in two passes.
+    """
+    allowed = allowed_tokens(language_model, generation.projection.language)
+    tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
+    found = {}
+    for label, instruction in instructions.items():
+        before, after = _around(language_model, instruction)
+        probabilities = partial(_probabilities, language_model, allowed, before, after, text_tokens[label])
+        for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}):
+            found[label, count] = independent_rows(language_model, ROWS, count, probabilities)
+    return found
+
+
 @torch.no_grad()
 def private_examples(
     language_model: LanguageModel,
     template: TokenisedTemplate,
     data: LabelledTexts,
+    rows: Mapping[Shape, int],
     instructions: Mapping[int, str],
     text_tokens: Mapping[int, int],
     generation: GenerationSettings,
@@ -193,6 +249,7 @@ def private_examples(
     Formal guarantee: `claim`'s, for one release of sensitivity 1. Every call draws fresh noise: one more release.
 
     Args:
+        rows: see `prompt_rows`.
         text_tokens: the length to which examples are written before they are cut, by label.
         claim: the mechanism of all sums together.
         seed: draws the tokens from the noisy sums.
@@ -203,18 +260,17 @@ def private_examples(
     parts, rates = [], {}
     with ComputeMeter(language_model) as meter:
         for label, instruction in instructions.items():
-            length, end = text_tokens[label], line_end(instruction)
-            instruction = with_examples(instruction, ())
-            before = prompt_ids(language_model, instruction)
-            after = language_model.encode(end)
+            length = text_tokens[label]
+            before, after = _around(language_model, instruction)
             longest = len(before) + template.max_text_tokens + len(after) + length
-            prompt_cache = PromptCache(language_model, instruction)
+            prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
             rate = sampling_rate(prompt_cache, longest, declared_records, len(instructions))
-            rows = data.of_class(label)
+            own = data.of_class(label)
             # Not by the seed: who takes part must not depend on the other records' places.
-            rows = rows[np.random.default_rng().random(len(rows)) < rate]
-            records = [record for row in rows if (record := tokens[int(row)])]
-            prompts = Prompts(language_model, allowed, before, records, after)
+            own = own[np.random.default_rng().random(len(own)) < rate]
+            records = [record for row in own if (record := tokens[int(row)])]
+            of_length = {count: rows[label, count] for count in {len(record) for record in records}}
+            prompts = Prompts(language_model, allowed, before, records, after, of_length)
             mechanism = mechanism_of_part(claim, examples * length)
             written = [
                 _example(language_model, allowed, prompt_cache, prompts, mechanism, length, [seed, label, number])
@@ -225,8 +281,7 @@ def private_examples(
             parts.append(released.assign(label=label, rank=np.arange(1, examples + 1)))
             rates[str(label)] = rate
             del prompts  # before the next class's take as much memory
-    rows = pd.concat(parts, ignore_index=True)
-    return rows, {"share_of_records": rates, "token_passes": meter.token_passes}
+    return pd.concat(parts, ignore_index=True), {"share_of_records": rates, "token_passes": meter.token_passes}
 
 
 def _example(

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradmm.privacy.clipped_sum import ExactSum
 from gradmm.privacy.ledger import Release
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
 
@@ -62,11 +64,12 @@ def rival_release(
 def exact_sum(
     vectors: Iterator[Float[Tensor, "records k"]], size: int, mechanism: GaussianMechanism
 ) -> Float[np.ndarray, " k"]:
-    """Sum vectors of norm at most 1; for the discrete sampler exactly, after rounding them to its grid."""
-    total = np.zeros(size)
+    """Sum vectors of norm at most 1: batches without rounding error; on the discrete sampler's grid, exactly."""
+    total = ExactSum()
     for each in vectors:
-        total += (mechanism.quantise(each.numpy()) if mechanism.discrete else each.numpy()).sum(axis=0)
-    return total
+        part = torch.from_numpy(mechanism.quantise(each.numpy())) if mechanism.discrete else each
+        total.add_part(part.sum(dim=0))
+    return total.total.expand(size).clone().numpy()
 
 
 def noisy_sum(

@@ -13,7 +13,7 @@ from gradmm.evaluation.arm import ALL_ROWS
 from gradmm.evaluation.tfidf_classifier import INVERSE_PENALTIES
 from gradmm.metrics.intervals import CONFIDENCE, MIN_SEEDS, SeedMean
 from gradmm.outputs.markdown import markdown_table
-from gradmm.studies.arms import CLASSIFIER, PRODUCT
+from gradmm.studies.arms import CLASSIFIER, PRODUCT, RIVALS
 from gradmm.studies.compare import MEASURES
 from gradmm.studies.record import StudyRecord
 
@@ -41,7 +41,6 @@ _SEEDS = (
 
 #: What a seed varies, by study; `_SEEDS` for all others.
 _STUDY_SEEDS = {
-    "epsilon": f"{_SEEDS} The intervals do not include the draw of the noise.",
     "scarce": "Each has its own draw of real rows, generation from them, and order of fine-tuning.",
     "distribution": "Each has its own generation, draw of random rows, and draw of test rows.",
 }
@@ -108,10 +107,20 @@ def notes(record: StudyRecord) -> list[str]:
         f"{PRODUCT}, by {record.recipe.generation.method}: {record.guarantee.sentence}",
         *(f"{arm}: {guarantee.sentence}" for arm, guarantee in record.guarantees.items()),
         f"Model {record.recipe.model.name}, {record.model['digest'][:12]}. {_protocol(record)}",
-        f"Seeds {', '.join(map(str, record.seeds))}. {_STUDY_SEEDS.get(record.study, _SEEDS)}",
+        f"Seeds {', '.join(map(str, record.seeds))}. {_varied_by_seeds(record)}",
         f"{record.started:%Y-%m-%d}, {command}, commit {record.commit or 'unknown'}, on {record.machine}. "
         f"{versions}.",
     ]
+
+
+def _varied_by_seeds(record: StudyRecord) -> str:
+    """Say what the intervals include."""
+    parts = [_STUDY_SEEDS.get(record.study, _SEEDS)]
+    if any(arm.partition(",")[0] in RIVALS for arm in record.arms):
+        parts.append("The texts of a rival are the same for all.")
+    if any(guarantee.epsilon is not None for guarantee in (record.guarantee, *record.guarantees.values())):
+        parts.append("The intervals do not include the draw of the noise.")
+    return " ".join(parts)
 
 
 def _protocol(record: StudyRecord) -> str:

@@ -68,20 +68,25 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
         raise InputError(problem, "target_gradient.probe_share", "set it to more than 0, or leave the arm out")
 
 
-def planned_releases(recipe: Recipe, epsilons: Sequence[float], arms: Iterable[str] = ()) -> list[Release]:
-    """List the releases of the recipe and of its comparison under other guarantees, without their keys.
+def planned_releases(recipe: Recipe, variants: Sequence[Recipe], arms: Iterable[str] = ()) -> list[Release]:
+    """List the releases of a study's recipe, its variants and the rivals, without their keys.
 
     Args:
-        arms: of these, the rivals release under each of `epsilons`. Arms of EPSVec share one release.
+        variants: those of one target share its release.
+        arms: of these, the rivals release under the guarantee of each variant. Arms of EPSVec share one release.
     """
-    plans = [release_plan(each) for each in (recipe, *(with_epsilon(recipe, epsilon) for epsilon in epsilons))]
+    plans = [release_plan(each) for each in (recipe, *variants)]
+    targets = {
+        (plan.target, plan.mechanism, each.model, each.template, each.classes): plan
+        for plan, each in zip(plans, (recipe, *variants), strict=True)
+    }
     releases = [
         release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
-        for plan in plans
+        for plan in targets.values()
         if plan.mechanism is not None
     ]
     spaces = dict.fromkeys(_released(RIVALS[name]) for name in arms if name in RIVALS)
-    for plan in plans[1:]:
+    for plan in plans[1:] if spaces else []:
         assert plan.mechanism is not None  # there is an epsilon
         mechanism = plan.mechanism.model_copy(update={"clipping_norm": 1.0})
         for space, parts in spaces:

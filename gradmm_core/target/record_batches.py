@@ -6,19 +6,18 @@ move the vectors of all others, and the sum would have no known sensitivity. Her
 of rows, and a padded length that each of its records determines alone. Rows without a record hold a filler text.
 
 A record's vector could still depend on its row and on the content of the other rows. A private run therefore
-checks each shape before its first use: it computes random texts twice in different rows, and beside different
-texts. If the bits differ, records of this shape are computed one at a time. So are all records of a mixture of
-experts: how many tokens an expert gets, and so the shape of its products, depends on all texts of a batch, and
-random texts need not show it. The same holds for a model with quantised weights, as its layers may decide by the
-whole batch how inputs are rounded.
+checks each shape before its first use (`independent_rows`): it computes random texts twice in different rows, and
+beside different texts. If the bits differ, records of this shape are computed one at a time. So are all records of
+a mixture of experts: how many tokens an expert gets, and so the shape of its products, depends on all texts of a
+batch, and random texts need not show it. The same holds for a model with quantised weights, as its layers may
+decide by the whole batch how inputs are rounded.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -26,16 +25,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from gradmm.errors import InputError
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenIds, TokenisedTemplate, make_batch, token_counts
 from gradmm.privacy.clipped_sum import RecordVectors
 from gradmm.target.features import text_means
+from gradmm.target.independent_rows import independent_rows
 from gradmm.target.target_space import TargetSpace
 from gradmm.target.token_rates import token_presence, token_weights
-
-logger = logging.getLogger("gradmm.target")
 
 #: Up to SHORT tokens, padded lengths are multiples of STEP; beyond, there are four in an octave.
 STEP, SHORT = 8, 32
@@ -143,36 +140,9 @@ class RecordBatches:
         return self._verified[shape]
 
     def _verify(self, length: int, label: int) -> int:
-        coupling = self.language_model.coupling
-        if self.rows > 1 and not coupling and self._same_bits(length, label, self.rows):
-            return self.rows
-        if not self._same_bits(length, label, 1):
-            raise InputError(
-                "the model gives one text different vectors in two passes, so no sensitivity can be stated",
-                "model.device",
-                "use 'cpu', or a model without random or unordered operations",
-            )
-        if self.rows > 1:
-            problem = coupling or "the row of a batch changes a text's vector"
-            logger.warning("%s: inputs of %d tokens are computed one at a time", problem, length)
-        return 1
-
-    def _same_bits(self, length: int, label: int, rows: int) -> bool:
-        """Check that random texts' vectors have the same bits in other rows, and beside other texts.
-
-        In the second pass each text has the next row. In the third pass it has its first row again, and every
-        second text is one repeated token.
-        """
-        random = np.random.default_rng(length)
         room = max(1, length - len(self.template.prefix) - len(self.template.tail(label)))
-        texts = random.integers(0, self.language_model.embeddings.shape[0], (rows, room))
-        other = np.where(np.arange(rows)[:, None] % 2, texts, texts[0, 0]) if rows > 1 else texts
-        first, moved, beside = (
-            self._bits(each, length, label) for each in (texts, np.roll(texts, 1, axis=0), other)
-        )
-        return torch.equal(first, moved.roll(-1, dims=0)) and torch.equal(
-            first[rows > 1 :: 2], beside[rows > 1 :: 2]
-        )
+        bits = partial(self._bits, length=length, label=label)
+        return independent_rows(self.language_model, self.rows, room, bits)
 
     def _bits(
         self, texts: Int[np.ndarray, "rows tokens"], length: int, label: int

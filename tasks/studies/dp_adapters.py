@@ -23,7 +23,9 @@ from gradmm.tasks.runtime.stage_task import (
 if TYPE_CHECKING:
     from gradmm.data.splits import LabelledTexts
     from gradmm.lm.template import TokenisedTemplate
-    from gradmm.rivals.dp_adapters import AdaptedModel
+    from gradmm.rivals.dp_adapters import AdaptedModel, Shape
+
+    Private = tuple[AdaptedModel, TokenisedTemplate, LabelledTexts, dict[Shape, int]]
 
 STAGE = "private_adapters"
 
@@ -66,13 +68,14 @@ def private_adapters(
     settings_key = stage_key(STAGE, public)
     release = rival_release(context.recipe, mechanism, ADAPTERS, key=publication.key, settings_key=settings_key)
 
-    def read() -> tuple[AdaptedModel, TokenisedTemplate, LabelledTexts]:
+    def read() -> Private:
         language_model, template = read_model(context, model, prompt_template)
         dp_adapters.check_room(language_model, template, instructions)
         adapted = dp_adapters.AdaptedModel.of(language_model, rank, seed)
-        return adapted, template, read_split(context, train)
+        data = read_split(context, train)
+        return adapted, template, data, dp_adapters.gradient_rows(adapted, template, data, instructions)
 
-    def publish(private: tuple[AdaptedModel, TokenisedTemplate, LabelledTexts]) -> StageArtifact:
+    def publish(private: Private) -> StageArtifact:
         steps = passes, steps_per_pass, learning_rate
         figures = dp_adapters.train_adapters(*private, instructions, *steps, mechanism)
         return publication.publish(private[0].table(), figures)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gradmm.data.splits import LabelledTexts
     from gradmm.lm.language_model import LanguageModel
     from gradmm.lm.template import TokenisedTemplate
+    from gradmm.rivals.few_shot import Shape
+
+    Private = tuple[LanguageModel, TokenisedTemplate, LabelledTexts, dict[Shape, int]]
 
 STAGE = "private_examples"
 
@@ -59,14 +62,16 @@ def private_examples(
     settings_key = stage_key(STAGE, public)
     release = rival_release(context.recipe, mechanism, NEXT_TOKENS, key=publication.key, settings_key=settings_key)
 
-    def read() -> tuple[LanguageModel, TokenisedTemplate, LabelledTexts]:
+    writing = instructions, text_tokens, generation
+
+    def read() -> Private:
         language_model, template = read_model(context, model, prompt_template)
         few_shot.check_room(language_model, template, instructions, text_tokens, examples)
-        return language_model, template, read_split(context, train)
+        data = read_split(context, train)
+        return language_model, template, data, few_shot.prompt_rows(language_model, template, data, *writing)
 
-    def publish(private: tuple[LanguageModel, TokenisedTemplate, LabelledTexts]) -> StageArtifact:
-        writing = instructions, text_tokens, generation, examples
-        rows, figures = few_shot.private_examples(*private, *writing, mechanism, declared_records, seed)
+    def publish(private: Private) -> StageArtifact:
+        rows, figures = few_shot.private_examples(*private, *writing, examples, mechanism, declared_records, seed)
         return publication.publish(rows, figures)
 
     return released_once(context, mechanism, release, publication, read, publish)

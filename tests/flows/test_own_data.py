@@ -114,6 +114,32 @@ def test_verbalisers_differ_from_their_first_word_on(
     assert set(by_name.values()) == set(verbalisers)
 
 
+@pytest.mark.parametrize("name", ["2023.csv", "2024-06-01.csv", "no.csv", "1e3.csv"])
+@pytest.mark.parametrize(
+    "label", ["pos\x9d", "a\x7fb", "a\x85b", "\ufeffa", "a\u2028b", "yes", "07:30", "a: b # c"]
+)
+def test_names_that_yaml_would_read_as_something_else_are_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, label: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"a text with words {i}", "label": ("other", label)[i % 2]} for i in range(40)]
+    pd.DataFrame(rows).to_csv(name, index=False)
+    made = gradmm("init", name, "--out", "own.yaml")
+    assert made.status == 0, made.err
+    recipe = yaml.safe_load(Path("own.yaml").read_text(encoding="utf-8"))
+    assert recipe["name"] == name.removesuffix(".csv")
+    assert set(recipe["data"]["label_names"]) == {"other", label}
+    assert {each["name"] for each in recipe["classes"]} == {"other", label}
+
+
+def test_rows_to_be_held_out_are_not_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert gradmm("init", as_csv(tmp_path)).status == 0
+    recipe = yaml.safe_load(Path("reviews.yaml").read_text())
+    held_out = recipe["data"]["validation_rows"] + recipe["data"]["test_rows"]
+    assert recipe["privacy"]["declared_records"] == len(REVIEWS) - held_out == 48
+
+
 def test_check_lists_the_problems_of_data_and_model_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,14 @@ from gradmm.config.loading import load_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.data.splits import LabelledTexts, load_splits
 from gradmm.deployments.cli.main import main
-from gradmm.deployments.recipe_files import find_ablations, find_preset, find_recipe, recipe_names
-from gradmm.errors import InputError
+from gradmm.deployments.recipe_files import (
+    default_ablations,
+    find_ablations,
+    find_preset,
+    find_recipe,
+    recipe_names,
+)
+from gradmm.errors import BudgetExhausted, InputError
 from gradmm.evaluation.tfidf_classifier import evaluate_classifier
 from gradmm.flows.studies.flows import (
     ablate,
@@ -221,6 +227,19 @@ def test_ablations_are_the_recipe_with_other_settings(recipe: Recipe, shared_roo
     assert not executed(ablate(recipe, ablations, shared_root))
 
 
+def test_ablations_that_the_budget_does_not_allow_are_refused_before_the_first_release(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    privacy = recipe.privacy.model_copy(update={"epsilon": 1.0, "delta": 1e-5, "budget_epsilon": 1.2})
+    ablations = (
+        Ablation(name="no edits", settings={"generation": {"search": {"rounds": 0}}}),
+        Ablation(name="label rows", settings={"target_gradient": {"space": "label-rows"}}),
+    )
+    with pytest.raises(BudgetExhausted, match=r"these 2 releases .* above the budget of 1\.2 \(0 releases"):
+        ablate(recipe.model_copy(update={"privacy": privacy}), ablations, tmp_path)
+    assert not list(tmp_path.glob("stages/*/*"))
+
+
 def test_smaller_numbers_of_texts_are_the_first_of_the_largest(recipe: Recipe, shared_root: Path) -> None:
     record = scale(recipe, shared_root, sizes=(6, 2, 42), methods=("written",))
     table = record.table.read()
@@ -250,9 +269,10 @@ def test_the_bundled_ablations_apply_to_the_bundled_recipes() -> None:
     for preset in (None, find_preset("search")):
         for name in recipe_names():
             recipe = load_recipe(find_recipe(name), preset=preset)
-            ablations = read_ablations(find_ablations(recipe.generation.method))
-            assert len(ablations) > 8
-            check_ablations(recipe, ablations)
+            for file in (default_ablations(recipe.generation.method), find_ablations("methods")):
+                ablations = read_ablations(file)
+                assert len(ablations) > 6
+                check_ablations(recipe, ablations)
     assert [each.name for each in read_ablations(find_ablations("search"), ["no edits"])] == ["no edits"]
 
 
@@ -327,7 +347,10 @@ def test_the_commands_run_and_refuse_bad_arguments(
         (["transfer", "--models", recipe.model.name], "is repeated"),
         (["transfer", "--models", "x", "--arms", "y"], "--arms: no arm 'y'"),
         (["ablate", "--only", "y"], "--only: no ablation 'y'; choose from"),
-        (["ablate", "--ablations", "none.yaml"], "none.yaml: cannot be read"),
+        (
+            ["ablate", "--ablations", "none.yaml"],
+            "give the path of a list of ablations, or one of methods",
+        ),
         (["scale", "--sizes", "1"], "--sizes: [1] leaves a class empty; ask for at least 2"),
         (["scale", "--sizes", "4", "--methods", "guess"], "generation.method"),
         (["epsilon"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),

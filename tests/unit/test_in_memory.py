@@ -184,7 +184,7 @@ def test_records_fit_the_classes(
     recipe: Callable[..., gradmm.Recipe], language_model: LanguageModel, records: gradmm.LabelledTexts
 ) -> None:
     settings = recipe("privacy.epsilon=null")
-    with pytest.raises(gradmm.InputError, match="row 1 has the label 2, which belongs to no class"):
+    with pytest.raises(gradmm.InputError, match="row 1 has a label that belongs to no class"):
         gradmm.target_gradient(language_model, settings, gradmm.LabelledTexts.of(TEXTS[:2], [0, 2]))
     with pytest.raises(gradmm.InputError, match="no row has the label 0"):
         gradmm.target_gradient(language_model, settings, gradmm.LabelledTexts.of(TEXTS[:2], [1, 1]))
@@ -197,6 +197,9 @@ def test_rows_without_text_or_unit_are_refused_by_number() -> None:
         gradmm.LabelledTexts.of([None, "bad"], [1, 0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(gradmm.InputError, match="row 1 has no unit"):
         gradmm.LabelledTexts.of(["good", "bad"], [1, 0], units=["ann", None])
+    with pytest.raises(gradmm.InputError, match="row 0 has no unit"):
+        gradmm.LabelledTexts.of(["good", "bad"], [1, 0], units=[" ", "ann"])
+    assert gradmm.LabelledTexts.of(["good", "bad"], [1, 0], units=["ann ", "ann"]).units == (0, 0)
     with pytest.raises(TypeError):
         gradmm.LabelledTexts.of(["good"], ["1"])  # pyright: ignore[reportArgumentType]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradmm.config.settings import DataSettings
+from gradmm.data import sources
 from gradmm.data.splits import Splits, load_splits
 from gradmm.errors import InputError
 
@@ -116,7 +117,7 @@ BROKEN: list[tuple[str, bytes, list[str]]] = [
     ("null-label.jsonl", jsonl_of('{"text": "zqxwvj", "label": null}'), ["row 40 has no label"]),
     ("mixed.jsonl", jsonl_of('{"text": 7, "label": "good"}'), ["cannot be read (JSON parse error"]),
     ("nested.jsonl", b'{"text": ["zqxwvj"], "label": {"zqxwvj": 1}}\n', ["holds list", "holds struct"]),
-    ("list-label.jsonl", b'{"text": "zqxwvj", "label": [1, 0]}\n', ["holds list<item: int64>, neither"]),
+    ("list-label.jsonl", b'{"text": "zqxwvj", "label": [1, 0]}\n', ["holds list<item: int64>, not labels"]),
     ("twice.jsonl", b'{"text": "a", "text": "zqxwvj", "label": "good"}\n', ["cannot be read (JSON parse error"]),
     ("nan.jsonl", jsonl_of('{"text": NaN, "label": "good"}'), ["cannot be read"]),
     ("deep.json", b"[" * 50_000, ["cannot be read"]),
@@ -147,4 +148,18 @@ def test_each_problem_of_a_broken_file_has_a_line(
     assert len(lines) == len(problems), lines
     assert all(any(problem in line for line in lines) for problem in problems), lines
     assert all("; " in line and line.isprintable() for line in lines)
+    assert "zqxwvj" not in str(caught.value)
+
+
+def test_a_value_of_another_type_in_a_later_block_is_not_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files above 1 GiB have several blocks; the first one decides the types."""
+    monkeypatch.setattr(sources, "_one_block", lambda _: 640)
+    rows = [f'{{"text": "a text", "label": "good", "code": {i}}}' for i in range(100)]
+    rows += ['{"text": "a text", "label": "bad", "code": "zqxwvj"}'] * 100
+    lines = [f"{row:63}\n" for row in rows]  # ten of them are a block
+    (tmp_path / "codes.jsonl").write_text("".join(lines))
+    with pytest.raises(InputError, match=r"cannot be read .*a value of another type") as caught:
+        load(tmp_path / "codes.jsonl")
     assert "zqxwvj" not in str(caught.value)

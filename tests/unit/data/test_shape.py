@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from gradmm.data.shape import DataShape, shape_of
 from gradmm.errors import InputError
@@ -127,7 +130,7 @@ def two_texts(frame: pd.DataFrame) -> pd.DataFrame:
             {},
             "the column 'stars' has 1 values; a label column has 2 to 50",
         ),
-        (lambda frame: frame.assign(stars=None), {}, "the column 'stars' holds null, neither integers nor text"),
+        (lambda frame: frame.assign(stars=None), {}, "the column 'stars' holds null, not labels"),
         (lambda frame: frame[:0], {}, "contains no rows"),
         (lambda frame: frame, {"text_column": "id"}, "the column 'id' holds int64, not text; name another"),
         (
@@ -163,3 +166,28 @@ def test_texts_may_be_missing(tmp_path: Path) -> None:
 def test_a_folder_without_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a data file nor a folder with a file for the split train"):
         shape_of(str(tmp_path), None, None)
+
+
+def test_rows_without_a_label_are_no_class(tmp_path: Path) -> None:
+    labels = [0.0, 1.0, float("nan")] * 40
+    table = pa.table({"text": REVIEWS["review"], "label": pa.array(labels)})
+    pq.write_table(table, tmp_path / "r.parquet")
+    assert shape_of(str(tmp_path / "r.parquet"), None, None).class_names == {0: "0", 1: "1"}
+    rows = [{"text": text, "label": label} for text, label in zip(REVIEWS["review"], labels, strict=True)]
+    (tmp_path / "r.json").write_text(json.dumps(rows))
+    assert shape_of(str(tmp_path / "r.json"), None, None).class_names == {0: "0", 1: "1"}
+
+
+def test_columns_that_are_not_used_may_have_one_name(tmp_path: Path) -> None:
+    lines = ["review,stars,,", *(f"{text.replace(',', '')},{stars},x,y" for _, text, stars in REVIEWS.values)]
+    (tmp_path / "r.csv").write_text("\n".join(lines))
+    assert shape_of(str(tmp_path / "r.csv"), None, None).label_names == ("bad", "good", "so-so")
+
+
+def test_files_of_different_columns_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    write(REVIEWS, tmp_path / "train" / "a.parquet")
+    write(REVIEWS.assign(stars=1), tmp_path / "train" / "b.parquet")
+    with pytest.raises(InputError, match=r"and different types, .*; give all files") as caught:
+        shape_of(str(tmp_path), None, None)
+    assert "\n" not in str(caught.value)

@@ -259,6 +259,10 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
         ([-1, 1] * 2, ("-1", "1")),
         ([0.5, 2.0] * 2, ("0.5", "2")),
         ([" 1 star", "5 stars"] * 2, ("1 star", "5 stars")),
+        (["1 star", "5 stars"] * 2, (" 1 star", "5 stars ")),
+        ([False, True] * 2, ("False", "True")),
+        ([1, 2] * 2, ("01", "02")),
+        ([1, 2] * 2, ("1.0", "2.0")),
     ],
 )
 def test_labels_may_have_names(folder: Path, values: Any, names: tuple[str, ...]) -> None:
@@ -290,7 +294,7 @@ def test_all_problems_are_said_together(folder: Path) -> None:
         "train.parquet: row 1 has no text (and 1 more rows)",
         "train.parquet: row 2 has a label that is not an integer",
         "validation.parquet: row 1 has an empty text",
-        "validation.parquet: row 2 has the label 7, which belongs to no class",
+        "validation.parquet: row 2 has a label that belongs to no class",
         "test.parquet: cannot be read (Parquet file size is 0 bytes)",
     ):
         assert any(problem in line for line in lines), problem
@@ -320,7 +324,7 @@ def test_problems_of_all_parts_are_said_together(folder: Path, monkeypatch: pyte
     assert len(lines) == 3
     assert "row 4 has no text (and 2 more rows)" in lines[0]
     assert "row 7 has an empty text;" in lines[1]
-    assert "row 13 has the label 7, which belongs to no class (and 1 more rows)" in lines[2]
+    assert "row 13 has a label that belongs to no class (and 1 more rows)" in lines[2]
 
 
 # --- Refusals -----------------------------------------------------------------------------------------------
@@ -364,17 +368,18 @@ def text_and_label(text: Any, label: Any) -> pa.Table:
         (text_and_label([b"x"], [0]), "the column 'text' holds binary, not text", "set data.text_column"),
         (
             text_and_label(["x"], [[0]]),
-            "the column 'label' holds list<element: int64>, neither integers nor text",
+            "the column 'label' holds list<element: int64>, not labels",
             "data.lab",
         ),
         (
             text_and_label(["x"], pa.array([0], pa.timestamp("us"))),
-            "the column 'label' holds timestamp[us], neither integers nor text",
+            "the column 'label' holds timestamp[us], not labels",
             "set data.label_column",
         ),
         (text_and_label(["x", None], [0, 1]), "row 1 has no text", "remove the row"),
         (text_and_label(["x", "y", "z"], [0, 1, None]), "row 2 has no label", "remove the row"),
         (text_and_label(["x"], pa.nulls(1)), "row 0 has no label", "remove the row"),
+        (text_and_label(["x", "y"], pa.array([0.0, float("nan")])), "row 1 has no label", "remove the row"),
         (text_and_label(["x", "y"], [0, 0.5]), "row 1 has a label that is not an integer", "data.label_names"),
         (
             text_and_label(["x", "y"], [0, float("inf")]),
@@ -388,7 +393,7 @@ def text_and_label(text: Any, label: Any) -> pa.Table:
         ),
         (
             text_and_label(["x", "y", "z"], [0, 1, 2]),
-            "row 2 has the label 2, which belongs to no class",
+            "row 2 has a label that belongs to no class",
             "add a class",
         ),
         (text_and_label(["x", " \n"], [0, 1]), "row 1 has an empty text", "data.min_words=1"),
@@ -444,7 +449,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
         (
             "jsonl",
             '{"text": "a", "label": {"secret": 1}}\n',
-            "the column 'label' holds struct, neither integers nor text",
+            "the column 'label' holds struct, not labels",
         ),
         (
             "jsonl",
@@ -656,12 +661,19 @@ def test_one_unit_more_changes_train_by_exactly_one_unit(folder: Path, seed: int
     ("people", "message"),
     [
         ([*PEOPLE[:-1], None], "row 39 has no unit"),
-        ([0.5] * 40, "the column 'person' holds double, neither integers nor text"),
+        ([*PEOPLE[:-2], "", " "], r"row 38 has no unit \(and 1 more rows\)"),
+        ([0.5] * 40, "the column 'person' holds double, not names"),
     ],
 )
 def test_a_row_without_a_unit_is_refused(folder: Path, people: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         of_people(folder, ROWS, people)
+
+
+def test_units_are_told_apart_by_what_is_not_white_space(folder: Path) -> None:
+    spaced = [f" {person}" if i % 2 else f"{person}\t" for i, person in enumerate(PEOPLE)]
+    splits = [of_people(folder, ROWS, people) for people in (PEOPLE, spaced)]
+    assert splits[0].train.units == splits[1].train.units
 
 
 def test_a_missing_unit_column_is_refused(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from gradmm.rivals.dp_adapters import (
     AdaptedModel,
     RecordGradients,
     check_room,
+    gradient_rows,
     train_adapters,
 )
 from gradmm.rivals.releases import ADAPTERS, noisy_sum, rival_release
@@ -44,11 +47,8 @@ GOOD = ("the soup was warm", "fresh bread and good light", "a quiet room , great
 BAD = ("the train came late", "rude staff and cold coffee", "a terrible smell again", "bad chairs")
 DATA = LabelledTexts((*GOOD, "", *BAD), (1,) * 5 + (0,) * 4)
 
-
-@pytest.fixture(autouse=True)
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than one pass for records of the same length."""
-    monkeypatch.setattr(dp_adapters, "ROWS", 3)
+#: More than one pass for records of the same length.
+ANY_SHAPE: dict[tuple[int, int], int] = defaultdict(lambda: 3)
 
 
 def adapted_model(
@@ -79,7 +79,7 @@ def ids_of(adapted: AdaptedModel, text: str) -> list[int]:
 def found_gradients(adapted: AdaptedModel, label: int, texts: tuple[str, ...]) -> list[torch.Tensor]:
     """Each text's x, in order of length."""
     records = [adapted.language_model.encode(text) for text in texts]
-    with RecordGradients(adapted) as gradients:
+    with RecordGradients(adapted, ANY_SHAPE) as gradients:
         return [row for part in gradients(ids_of(adapted, INSTRUCTIONS[label]), records) for row in part]
 
 
@@ -124,17 +124,48 @@ def test_a_record_adds_the_same_bits_whoever_else_is_there(
     assert any(torch.equal(alone, x) for x in found_gradients(adapted, 0, (*others, "a warm room")))
 
 
+@pytest.mark.parametrize("family", ["phi", "opt"])
+def test_shapes_are_checked_for_rows_that_depend_on_the_others(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Where they do, records are computed one at a time; where two passes differ, nothing is."""
+    adapted = adapted_model(tokenizer, tmp_path, family)
+    template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=16)
+    asked = adapted, tokenise_template(adapted.language_model, template), DATA, INSTRUCTIONS
+    monkeypatch.setattr(dp_adapters, "ROWS", 5)
+    shapes = gradient_rows(*asked)
+    assert set(shapes.values()) == {5}
+    begins = {len(ids_of(adapted, instruction)) for instruction in INSTRUCTIONS.values()}
+    assert {begin for begin, _ in shapes} == begins
+    whole = RecordGradients.unclipped
+
+    def by_row(*arguments: Any, **named: Any) -> torch.Tensor:
+        gradients = whole(*arguments, **named)
+        return gradients + 2.0**-40 * torch.arange(len(gradients))[:, None] * gradients
+
+    monkeypatch.setattr(RecordGradients, "unclipped", by_row)
+    assert set(gradient_rows(*asked).values()) == {1}
+    passes = count()
+
+    def by_pass(*arguments: Any, **named: Any) -> torch.Tensor:
+        return whole(*arguments, **named) * (1 + 2.0**-40 * next(passes))
+
+    monkeypatch.setattr(RecordGradients, "unclipped", by_pass)
+    with pytest.raises(InputError, match="gives one text different numbers in two passes"):
+        gradient_rows(*asked)
+
+
 def test_a_record_without_a_finite_gradient_takes_no_part(
     adapted: AdaptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = RecordGradients._gradients
+    whole = RecordGradients.unclipped
 
     def broken(*arguments: Any) -> torch.Tensor:
         gradients = whole(*arguments)
         gradients[0, 3] = torch.nan
         return gradients
 
-    monkeypatch.setattr(RecordGradients, "_gradients", broken)
+    monkeypatch.setattr(RecordGradients, "unclipped", broken)
     found = found_gradients(adapted, 1, ("the soup was warm",) * 3)
     assert len(found) == 2
     assert all(float(x.norm()) == pytest.approx(1.0) for x in found)
@@ -148,7 +179,7 @@ def test_without_noise_training_takes_the_steps_of_a_plain_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(GaussianMechanism, "noise", lambda _, shape: np.zeros(shape))
-    figures = train_adapters(adapted, wording, DATA, INSTRUCTIONS, 3, 1, 0.01, make_mechanism(1.0))
+    figures = train_adapters(adapted, wording, DATA, ANY_SHAPE, INSTRUCTIONS, 3, 1, 0.01, make_mechanism(1.0))
     slow = adapted_model(tokenizer, tmp_path)
     optimizer = torch.optim.Adam([*slow.weights.values()], lr=0.01)
     records = [(text, label) for text, label in zip(DATA.texts, DATA.labels, strict=True) if text]
@@ -191,7 +222,7 @@ def test_each_pass_has_every_record_once_and_noise_of_the_composed_size(
 
     monkeypatch.setattr(dp_adapters, "noisy_sum", recorded)
     claim = make_mechanism(1.0).model_copy(update={"sampler": sampler})
-    train_adapters(adapted, wording, DATA, INSTRUCTIONS, passes, steps, 0.01, claim)
+    train_adapters(adapted, wording, DATA, ANY_SHAPE, INSTRUCTIONS, passes, steps, 0.01, claim)
     assert len(counts) == passes * steps
     assert [sum(counts[:steps]), sum(counts[steps:])] == [len(DATA) - 1] * 2  # one record is empty
     noise = np.concatenate(noises) / (claim.sigma * passes**0.5)
@@ -222,7 +253,7 @@ def test_a_canary_tells_no_more_than_claimed(
     monkeypatch.setattr(dp_adapters, "noisy_sum", three_numbers)
     for data in (DATA, LabelledTexts((*DATA.texts, "a terrible book"), (*DATA.labels, 1))):
         for _ in range(draws):
-            train_adapters(adapted, wording, data, INSTRUCTIONS, passes, 1, 0.01, claim)
+            train_adapters(adapted, wording, data, ANY_SHAPE, INSTRUCTIONS, passes, 1, 0.01, claim)
     without, within = np.reshape(scores, (2, draws, passes)).sum(axis=2)
     separation = (within.mean() - without.mean()) / np.std(
         [*(within - within.mean()), *(without - without.mean())]
@@ -242,7 +273,7 @@ def test_released_weights_write_the_texts_and_the_model_stays_as_it_is(
     )
     unchanged, _ = texts_like(own, language_model, language_model, *asked)
     pd.testing.assert_frame_equal(before, unchanged)
-    train_adapters(adapted, wording, DATA, INSTRUCTIONS, 2, 1, 0.3, make_mechanism(1.0))
+    train_adapters(adapted, wording, DATA, ANY_SHAPE, INSTRUCTIONS, 2, 1, 0.3, make_mechanism(1.0))
     again = AdaptedModel.of(language_model, RANK, seed=0)
     again.load(adapted.table())
     for name, weight in adapted.weights.items():

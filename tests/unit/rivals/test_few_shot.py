@@ -29,6 +29,7 @@ from gradmm.rivals.few_shot import (
     check_room,
     drawn,
     private_examples,
+    prompt_rows,
     sampling_rate,
 )
 from gradmm.rivals.releases import NEXT_TOKENS, mechanism_of_part, noisy_sum, rival_release
@@ -45,7 +46,7 @@ GENERATION = GenerationSettings(whole_sentences=False)
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one pass for records of the same length."""
-    monkeypatch.setattr(few_shot, "ROWS", 3)
+    monkeypatch.setattr(few_shot, "ROWS", 4)
 
 
 @pytest.fixture(scope="module", params=[torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -61,7 +62,8 @@ def prompts_of(language_model: LanguageModel, texts: list[str]) -> Prompts:
     allowed = allowed_tokens(language_model, "english")
     before, after = (language_model.encode(part) for part in (INSTRUCTIONS[1], "\n"))
     records = [language_model.encode(text) for text in texts]
-    return Prompts(language_model, allowed, [*language_model.prefix_ids, *before], records, after)
+    rows = dict.fromkeys(map(len, records), 4)  # more than one pass for records of the same length
+    return Prompts(language_model, allowed, [*language_model.prefix_ids, *before], records, after, rows)
 
 
 def slow_probabilities(language_model: LanguageModel, text: str, written: list[int]) -> torch.Tensor:
@@ -107,6 +109,31 @@ def test_a_record_adds_the_same_vector_of_norm_one_at_most_whoever_else_is_there
     alone = total(["a warm room"])
     assert 0 < float(alone.norm()) <= 1 + 1e-12
     assert torch.allclose(total([*others, "a warm room"]) - total(others), alone, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shapes_are_checked_for_rows_that_depend_on_the_others(
+    tokenizer: PreTrainedTokenizerFast,
+    template: TokenisedTemplate,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+) -> None:
+    """At every token of an example; where they do, prompts are computed one at a time."""
+    language_model = tiny_language_model(tokenizer, "phi", dtype=dtype)
+    asked = language_model, template, DATA, INSTRUCTIONS, TOKENS, GENERATION
+    lengths = {
+        (label, len(language_model.encode(text))) for text, label in zip(DATA.texts, DATA.labels, strict=True)
+    }
+    assert prompt_rows(*asked) == dict.fromkeys(lengths, 4)
+    whole = Prompts.probabilities
+
+    def by_row(prompts: Prompts, candidates: torch.Tensor) -> Iterator[torch.Tensor]:
+        for p in whole(prompts, candidates):
+            last = prompts._appended == TOKENS[0] - 1
+            yield p + last * 2.0**-40 * torch.arange(len(p))[:, None] * p
+
+    monkeypatch.setattr(Prompts, "probabilities", by_row)
+    assert set(prompt_rows(*asked).values()) == {1}
 
 
 @torch.no_grad()
@@ -162,8 +189,9 @@ def test_tokens_are_drawn_from_what_stands_out_of_the_noise() -> None:
 def written(
     language_model: LanguageModel, template: TokenisedTemplate, data: LabelledTexts, claim: GaussianMechanism
 ) -> list[str]:
-    asked = INSTRUCTIONS, TOKENS, GENERATION, 3, claim, 8, 0
-    rows, figures = private_examples(language_model, template, data, *asked)
+    writing = INSTRUCTIONS, TOKENS, GENERATION
+    shapes = prompt_rows(language_model, template, data, *writing)
+    rows, figures = private_examples(language_model, template, data, shapes, *writing, 3, claim, 8, 0)
     assert rows["label"].tolist() == [0, 0, 0, 1, 1, 1]
     assert rows["rank"].tolist() == [1, 2, 3] * 2
     assert rows["text"].str.len().min() > 0
@@ -190,7 +218,8 @@ def test_first_tokens_are_drawn_from_the_sums_over_the_records_of_their_class(
         _, state = PromptCache(phi, INSTRUCTIONS[label]).begin(1)
         shown = allowed.first_logits(phi.augment(state) @ head.mT)[0].topk(few_shot.CANDIDATES).indices
         before = [*phi.prefix_ids, *phi.encode(INSTRUCTIONS[label])]
-        prompts = Prompts(phi, allowed, before, [phi.encode(text) for text in of_class], after)
+        records = [phi.encode(text) for text in of_class]
+        prompts = Prompts(phi, allowed, before, records, after, dict.fromkeys(map(len, records), 4))
         total = torch.cat([*prompts.probabilities(shown)]).sum(dim=0)
         for _ in range(3):
             # The others of the likeliest cannot begin a text.

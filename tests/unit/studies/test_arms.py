@@ -193,14 +193,24 @@ def test_the_releases_of_a_comparison_are_the_products_and_one_of_each_rival(rec
     arms = ["random", *RIVALS]
     assert planned_releases(recipe, [], arms) == []
     for epsilon in (0.05, 1.0):
-        releases = planned_releases(recipe, [epsilon], arms)
+        releases = planned_releases(recipe, [with_epsilon(recipe, epsilon)], arms)
         kinds = [(release.space, release.sigma) for release in releases]
         assert sorted(Counter(kinds).values()) == [1, 1, 1, 1, 1, 10]
         for kind in set(kinds):
             alike = [each for each, of_each in zip(releases, kinds, strict=True) if of_each == kind]
             assert composed_epsilon(alike, alike[0].delta, "add-or-remove") == pytest.approx(epsilon, rel=1e-6)
     private = with_epsilon(recipe, 0.5)
-    assert [release.epsilon for release in planned_releases(private, [0.2, 1.0])] == [0.5, 0.2, 1.0]
+    others = [with_epsilon(private, epsilon) for epsilon in (0.2, 1.0)]
+    assert [release.epsilon for release in planned_releases(private, others)] == [0.5, 0.2, 1.0]
+
+
+def test_variants_of_one_target_share_its_release(recipe: Recipe) -> None:
+    private = with_epsilon(recipe, 0.5)
+    hard = private.model_copy(update={"labelling": private.labelling.model_copy(update={"labels": "hard"})})
+    half = private.target_gradient.model_copy(update={"probe_share": 0.25})
+    without = private.model_copy(update={"target_gradient": half})
+    assert len(planned_releases(private, [hard])) == 1
+    assert len(planned_releases(private, [hard, without, without])) == 2
 
 
 def test_adapters_need_their_package(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

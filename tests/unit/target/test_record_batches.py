@@ -195,7 +195,7 @@ def test_a_mixture_of_experts_is_run_one_record_at_a_time(
         language_model, tokenise_template(language_model, prompt_template), FULL, 8, private=True
     )
     vectors(batches, SHORT, 0)
-    assert ("mixture of experts: inputs of" in caplog.text) == (family == "mixtral")
+    assert ("mixture of experts: texts of" in caplog.text) == (family == "mixtral")
     if family == "mixtral":
         assert set(batches._verified.values()) == {1}
 
@@ -209,12 +209,12 @@ def test_a_quantised_model_is_run_one_record_at_a_time(
     batches = RecordBatches(LanguageModel(model, phi.tokenizer), template, FULL, 8, private=True)
     vectors(batches, SHORT, 0)
     assert set(batches._verified.values()) == {1}
-    assert "the model's weights are quantised: inputs of" in caplog.text
+    assert "the model's weights are quantised: texts of" in caplog.text
 
 
 def test_a_model_of_chance_is_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
     batches = RecordBatches(coupled(phi, by_chance=True), template, FULL, 8, private=True)
-    with pytest.raises(InputError, match="different vectors in two passes"):
+    with pytest.raises(InputError, match="different numbers in two passes"):
         vectors(batches, SHORT, 0)
 
 
