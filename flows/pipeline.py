@@ -20,13 +20,7 @@ from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import budget_of
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
-from gradmm.target.preflight import (
-    TOO_NOISY_FOR_A_PROBE,
-    TOO_NOISY_FOR_TOKENS,
-    delta_warning,
-    expected_cosines,
-    preflight_lines,
-)
+from gradmm.target.preflight import delta_warning, expected_cosines, parts_left_out, preflight_lines
 from gradmm.tasks.category_balance import category_balance as category_balance_stage
 from gradmm.tasks.generation import generation as generation_stage
 from gradmm.tasks.generation import generation_shard
@@ -285,10 +279,8 @@ def public_space(runs: StageRuns, recipe: Recipe, model: ModelReference) -> Stag
     if not _uses_space(plan):
         return None
     space = runs.run(target_space_stage, **space_inputs(runs, recipe, model))
-    if plan.target.probe_share < recipe.target_gradient.probe_share:
-        logger.info("%s", TOO_NOISY_FOR_A_PROBE)
-    if plan.target.token_share < recipe.target_gradient.token_share:
-        logger.info("%s", TOO_NOISY_FOR_TOKENS)
+    for line in parts_left_out(recipe, plan):
+        logger.info("%s", line)
     if plan.mechanism and plan.declared_records:
         expected = expected_cosines(plan.mechanism, plan.norms, space.figures, plan.declared_records)
         for line in preflight_lines(expected, recipe.class_names):

@@ -16,6 +16,7 @@ from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.storage.location import Location
 from gradmm.storage.redaction import redact_errors
+from gradmm.target.preflight import parts_left_out
 from gradmm.tasks.runtime.input_checks import check_model, check_records
 from gradmm.tasks.runtime.inputs import DataReference, demo_material, read_split, refer_to_data
 
@@ -53,6 +54,8 @@ def check(requested: Recipe, root_path: Location) -> None:
     of_stages = ", ".join(f"{stage} {needed / 2**30:.1f}" for stage, needed in memory.stages.items())
     print(f"{'memory':12} {of_stages} GiB, of {memory.available / 2**30:.1f} available")
     print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
+    for line in parts_left_out(recipe, release_plan(recipe)):
+        print(f"{'release':12} {line}")
 
 
 def _guarantee(recipe: Recipe, ledger: Ledger) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gradmm.config.recipe import Recipe
 from gradmm.config.settings import PrivacySettings, Settings
+from gradmm.errors import InputError
 from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.privacy.sensitivity import ReleaseNorms
 
 #: Assumed difference of a class's private mean gradient from that of the model's own text, relative to the norm of
@@ -16,15 +19,11 @@ EXPECTED_SHIFT = 0.25
 #: Below this centred cosine, most of the target is noise.
 MIN_CENTRED_COSINE = 0.3
 
-TOO_NOISY_FOR_A_PROBE = (
-    "no probe is released, because there are too few records for its noise; the gradient has the whole release. "
-    "For a probe, use more records or a larger privacy.epsilon"
-)
+#: Parts of a release that noise can drown: their settings, and what they are called.
+PARTS = {"probe_share": "probe", "token_share": "token rates"}
 
-TOO_NOISY_FOR_TOKENS = (
-    "no token rates are released, because there are too few records for their noise; for token rates, use more "
-    "records or a larger privacy.epsilon"
-)
+#: Values of epsilon to suggest.
+EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class ExpectedCosine(Settings):
@@ -65,6 +64,34 @@ def expected_cosines(
         )
         for label in labels
     ]
+
+
+def parts_left_out(recipe: Recipe, plan: ReleasePlan) -> list[str]:
+    """Say which parts that the recipe asks for are not released because of the noise, and what would help."""
+    missing = _missing(recipe, plan)
+    if not missing:
+        return []
+    enough = next((epsilon for epsilon in EPSILONS if _releases_all(recipe, epsilon)), None)
+    larger = "" if enough is None else f", or privacy.epsilon={enough:g}"
+    return [
+        f"no {part}: too few records for the noise; to release it, use more records{larger}" for part in missing
+    ]
+
+
+def _missing(recipe: Recipe, plan: ReleasePlan) -> list[str]:
+    asked = recipe.target_gradient
+    return [part for name, part in PARTS.items() if getattr(plan.target, name) < getattr(asked, name)]
+
+
+def _releases_all(recipe: Recipe, epsilon: float) -> bool:
+    """Return whether a release under a larger epsilon than the recipe's would have all parts."""
+    if epsilon <= (recipe.privacy.epsilon or math.inf):
+        return False
+    privacy = recipe.privacy.model_copy(update={"epsilon": epsilon})
+    try:
+        return not _missing(recipe, release_plan(recipe.model_copy(update={"privacy": privacy})))
+    except InputError:  # the formula of the paper has no such epsilon
+        return False
 
 
 def delta_warning(settings: PrivacySettings) -> str:

@@ -37,7 +37,6 @@ from gradmm.privacy.ledger import Budget, Entry, Ledger
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import METADATA_KEY, Root
 from gradmm.target import checkpoint
-from gradmm.target.preflight import TOO_NOISY_FOR_A_PROBE, TOO_NOISY_FOR_TOKENS
 from gradmm.target.probe import Moments, Probe
 from gradmm.target.tables import matrix_of
 from gradmm.target.target_gradient import Released, TargetSums
@@ -478,7 +477,7 @@ def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
     allow(few, tmp_path, 9.0)
     with caplog.at_level("INFO", logger="gradmm"):
         without = run_first(few, tmp_path)
-    assert TOO_NOISY_FOR_TOKENS in caplog.messages
+    assert any(message.startswith("no token rates: too few records for the noise") for message in caplog.messages)
     assert "token_sum" not in set(without.stage("target_gradient").read()["part"])
     assert releases(few, tmp_path)[-1].release.space == "public-subspace, centred, and a probe"
 
@@ -489,7 +488,7 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     caplog.set_level("INFO", logger="gradmm")
     recipe = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto"})  # of 200 records
     record = run_first(recipe, tmp_path)
-    assert TOO_NOISY_FOR_A_PROBE in caplog.messages
+    assert any(message.startswith("no probe: too few records") for message in caplog.messages)
     caplog.clear()
     assert record.stage("target_space").figures["probe_dimensions"] is None
     assert set(record.stage("target_gradient").read()["part"]) == {"gradient"}
@@ -498,7 +497,7 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     # The gradient has all of C^2 then: it is the release of a recipe that asks for no probe.
     asked = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto", "probe_share": 0.0})
     same = run_first(asked, tmp_path)
-    assert TOO_NOISY_FOR_A_PROBE not in caplog.messages
+    assert not any(message.startswith("no probe") for message in caplog.messages)
     assert [stage.stage for stage in same.stages if not stage.cached] == ["mechanism_audit"]
     assert releases(asked, tmp_path) == [entry]
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,15 @@ from gradmm.deployments.recipe_files import find_preset, find_recipe
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.privacy.sensitivity import MAX_DIMENSIONS, ReleaseNorms
-from gradmm.target.preflight import EXPECTED_SHIFT, delta_warning, expected_cosines, preflight_lines
+from gradmm.target.preflight import (
+    EXPECTED_SHIFT,
+    delta_warning,
+    expected_cosines,
+    parts_left_out,
+    preflight_lines,
+)
+
+ROOT = Path(__file__).parents[3]
 
 MECHANISM = GaussianMechanism(
     epsilon=0.5, delta=1e-5, clipping_norm=1.0, adjacency="add-or-remove", calibration="analytic"
@@ -106,3 +117,40 @@ def test_a_probe_is_released_where_the_noise_leaves_it_enough_to_learn(
     assert (released.probe_share, released.probe_dimensions) == (share, dimensions)
     changed = {"probe_share": share, "probe_dimensions": dimensions}
     assert released == recipe.target_gradient.model_copy(update=changed)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "records", "parts", "suggested"),
+    [
+        (1.0, 3000, [], None),
+        (1.0, 1800, ["probe"], 2.0),
+        (1.0, 1600, ["token rates"], 2.0),
+        (0.05, 3000, ["probe", "token rates"], 1.0),
+        (4.0, 100, ["probe", "token rates"], None),
+    ],
+)
+def test_what_the_noise_would_drown_is_said_with_an_epsilon_that_is_enough(
+    epsilon: float, records: int, parts: list[str], suggested: float | None
+) -> None:
+    overrides = [f"privacy.epsilon={epsilon}", f"privacy.declared_records={records}"]
+    recipe = load_recipe(find_recipe("rotten_tomatoes"), overrides)
+    lines = parts_left_out(recipe, release_plan(recipe))
+    assert [line.removeprefix("no ").partition(":")[0] for line in lines] == parts
+    for line in lines:
+        assert line.endswith("more records" if suggested is None else f"or privacy.epsilon={suggested:g}")
+    if suggested is not None:
+        enough = load_recipe(find_recipe("rotten_tomatoes"), [f"privacy.epsilon={suggested}", *overrides[1:]])
+        assert parts_left_out(enough, release_plan(enough)) == []
+    assert parts_left_out(recipe, release_plan(load_recipe(find_recipe("rotten_tomatoes")))) == []
+
+
+def test_the_guide_has_the_numbers_of_records_that_token_rates_need() -> None:
+    table = re.findall(r"^  \| ([\w ]+) \| (.*) \|$", (ROOT / "docs/guide/recipes.md").read_text(), re.MULTILINE)
+    rows = {name: [cell.strip() for cell in cells.split("|")] for name, cells in table}
+    for name, recipe in (("two classes", "rotten_tomatoes"), ("six classes", "tweet_emotions_six")):
+        for epsilon, written in zip(rows["epsilon"], rows[name], strict=True):
+            number = int(written.replace(",", ""))
+            for records, fits in ((1.02 * number, True), (0.98 * number, False)):
+                asked = [f"privacy.epsilon={epsilon}", f"privacy.declared_records={round(records)}"]
+                plan = release_plan(load_recipe(find_recipe(recipe), asked))
+                assert (plan.target.token_share > 0) == fits
