@@ -54,12 +54,12 @@ def set_budget_of(recipe: Recipe, ledger: Ledger, epsilon: float) -> None:
     Raises:
         InputError: if epsilon is not positive, or the recipe has no delta.
     """
-    mechanism = release_plan(recipe).mechanism
-    if mechanism is None:
-        raise InputError("a budget needs a delta and an adjacency", "privacy.epsilon", "--set privacy.epsilon=1")
+    delta = recipe.privacy.resolved_delta
+    if delta is None:
+        raise InputError("a budget needs a delta", "privacy.declared_records", "set it, or privacy.delta")
     if not 0 < epsilon < math.inf:
         raise InputError(f"{epsilon:g} is not a positive number", "--set-budget", "give a total epsilon")
-    ledger.set_budget(Budget(epsilon=epsilon, delta=mechanism.delta, adjacency=mechanism.adjacency))
+    ledger.set_budget(Budget(epsilon=epsilon, delta=delta, adjacency=recipe.privacy.adjacency))
 
 
 def next_release(recipe: Recipe, plan: ReleasePlan, ledger: Ledger) -> tuple[Release, str | None]:
@@ -77,12 +77,14 @@ def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None
     """Print the releases from a recipe's data, the budget they spent, and whether it covers one more."""
     entries, plan, name = ledger.all_entries(), release_plan(recipe), printable(recipe.ledger)
     mechanism, account = plan.mechanism, {"data": recipe.ledger, "ledger": str(ledger.file), "releases": entries}
-    if mechanism is not None:
-        held = ledger.budget()
-        budget = held or budget_of(recipe.privacy, mechanism)
+    held = ledger.budget()
+    budget = held or (mechanism and budget_of(recipe.privacy, mechanism))
+    if budget is not None:
         spent = ledger.spent(budget.delta, budget.adjacency)
+        account |= {"spent_epsilon": spent, "budget": budget}
+    if mechanism is not None:
         planned, refusal = next_release(recipe, plan, ledger)
-        account |= {"spent_epsilon": spent, "budget": budget, "next_release": planned, "refusal": refusal}
+        account |= {"next_release": planned, "refusal": refusal}
     if as_json:
         print_json(account)
         return
@@ -107,14 +109,15 @@ def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None
     else:
         print(f"no private release from {name} yet")
     print(f"ledger: {ledger.file}")
+    if budget is not None:
+        print(
+            f"spent: epsilon {spent:.4g} of {budget.epsilon:g} at delta {budget.delta:.3g} ({budget.adjacency}), "
+            f"composed over {len(entries)} release{'' if len(entries) == 1 else 's'}"
+        )
+        print(f"budget: {'set in the ledger' if held else 'proposed by the recipe; the first release sets it'}")
     if mechanism is None:
         print("the recipe has no privacy.epsilon: its runs are not private and spend no budget")
         return
-    print(
-        f"spent: epsilon {spent:.4g} of {budget.epsilon:g} at delta {budget.delta:.3g} ({budget.adjacency}), "
-        f"composed over {len(entries)} release{'' if len(entries) == 1 else 's'}"
-    )
-    print(f"budget: {'set in the ledger' if held else 'proposed by the recipe; the first release sets it'}")
     cost = f"epsilon {planned.epsilon:g} with sigma {planned.sigma:.4g} ({planned.space})"
     print(f"next release: {f'refused: {refusal}' if refusal else f'{cost} is within the budget'}")
 

@@ -399,6 +399,21 @@ def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file:
     assert gradmm("run", recipe_file, *private, "--set", "privacy.clipping_norm=2").status == 0
 
 
+def test_a_budget_can_be_set_before_epsilon_is_decided(recipe_file: Path, tmp_path: Path) -> None:
+    root = ["--root", tmp_path / "root"]
+    refused = gradmm("privacy", recipe_file, *root, "--set-budget", "3")
+    assert "privacy.declared_records: a budget needs a delta; set it, or privacy.delta" in refused.err
+    at = ["--set", "privacy.delta=1e-5"]
+    assert gradmm("privacy", recipe_file, *root, *at, "--set-budget", "3").status == 0
+    shown = gradmm("privacy", recipe_file, *root).out
+    assert "spent: epsilon 0 of 3 at delta 1e-05 (add-or-remove), composed over 0 releases" in shown
+    assert "the recipe has no privacy.epsilon: its runs are not private" in shown
+    values = json.loads(gradmm("privacy", recipe_file, *root, "--json").out)
+    assert (values["budget"]["epsilon"], "next_release" in values) == (3, False)
+    private = gradmm("privacy", recipe_file, *root, *at, "--set", "privacy.epsilon=4").out
+    assert "next release: refused: privacy.budget_epsilon: this release would bring" in private
+
+
 def test_a_damaged_ledger_stops_a_run_before_it_reads_data(recipe_file: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     private = ["--set", "privacy.epsilon=4", "--set", "privacy.delta=1e-5", "--root", root]

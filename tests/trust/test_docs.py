@@ -291,3 +291,9 @@ def test_settings_exist(page: Path) -> None:
     named = re.findall(rf"(?:`|--set '?)((?:{blocks})\.[a-z_.]+[a-z_])", page.read_text())
     endings = (".csv", ".json", ".md", ".py")
     assert [name for name in named if not name.endswith(endings) and not setting_exists(name)] == []
+
+
+def test_the_recipe_in_the_guide_is_a_recipe(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "guide" / "recipes.md").read_text(), re.DOTALL)
+    (tmp_path / "reviews.yaml").write_text(block)
+    assert load_recipe(tmp_path / "reviews.yaml").name == "reviews"
