@@ -14,7 +14,7 @@ import yaml
 
 from gradmm.config.loading import recipe_of
 from gradmm.data.shape import shape_of
-from gradmm.deployments.new_recipe import first_token_of, recipe_text
+from gradmm.deployments.new_recipe import first_token_of, recipe_name, recipe_text
 from gradmm.deployments.serving.local_run import for_the_owner_only, run_recipe_here
 from gradmm.errors import InputError
 from gradmm.outputs.record import RunRecord
@@ -90,10 +90,12 @@ def distil(
         quiet: Log warnings only.
 
     Raises:
-        InputError: for data, columns or settings that cannot be used.
+        InputError: for a name, data, columns or settings that cannot be used.
         BudgetExhausted: if the release would exceed the privacy budget of the data.
     """
     place = location(str(root))
+    if recipe_name(name) != name:
+        raise InputError(f"{name!r} names no recipe", "name", f"{recipe_name(name)!r} would do")
     with for_the_owner_only():
         Root(path=place).prepare()
         source = str(data) if isinstance(data, str | Path) else str(_written(data, name, place))

@@ -33,7 +33,7 @@ def recipe_text(shape: DataShape, model: str, first_token: Callable[[str], int] 
     """
     few = shape.rows < FEW_ROWS
     held_out = max(1, min(1000, shape.rows // 5))
-    unnamed = sum(shape.splits[part] is None for part in ("validation", "test"))
+    train_rows = shape.rows - held_out * sum(shape.splits[part] is None for part in ("validation", "test"))
     labels, names = list(shape.class_names), list(shape.class_names.values())
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
@@ -45,9 +45,9 @@ def recipe_text(shape: DataShape, model: str, first_token: Callable[[str], int] 
         model=model,
         classes=[*zip(labels, names, verbalisers(names, first_token), strict=True)],
         held_out=held_out,
-        train_rows=two_digits(shape.rows - unnamed * held_out),
+        train_rows=two_digits(train_rows),
         text_tokens=TOKENS_OF_WORDS[shape.words],
-        per_class=max(50, min(1000, shape.rows // len(names))) if few else 1000,
+        per_class=max(50, min(1000, train_rows // len(names))) if few else 1000,
         few=few,
     )
     validate_recipe(yaml.safe_load(text), where="the new recipe")

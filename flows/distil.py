@@ -16,7 +16,7 @@ from prefect.states import Completed, Failed
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
-from gradmm.errors import BudgetExhausted
+from gradmm.errors import BudgetExhausted, InputError
 from gradmm.evaluation.arm import Arm
 from gradmm.flows.contamination import contamination_inputs
 from gradmm.flows.finetune_plan import Trial, repeating, searching
@@ -41,6 +41,7 @@ from gradmm.tasks.memorisation import memorisation as memorisation_stage
 from gradmm.tasks.mia_audit import mia_audit as mia_audit_stage
 from gradmm.tasks.runtime.inputs import demo_material, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee
+from gradmm.tasks.runtime.registry import RUN_STAGES
 from gradmm.tasks.runtime.stage_task import SplitReference
 
 
@@ -79,7 +80,13 @@ def distil(
 
 
 def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> RunRecord:
-    """Run all stages of a recipe that are not cached under the root, and write the run's folder."""
+    """Run all stages of a recipe that are not cached under the root, and write the run's folder.
+
+    Raises:
+        InputError: for a stage in `force` that no run has.
+    """
+    if unknown := sorted(set(force) - set(RUN_STAGES)):
+        raise InputError(f"no stage {unknown[0]!r}", "force", f"choose from {', '.join(RUN_STAGES)}")
     started, start_time = datetime.now(UTC), time.perf_counter()
     root = Root(path=root_path.resolve())
     root.prepare()

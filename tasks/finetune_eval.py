@@ -72,8 +72,10 @@ def finetune_eval(context: RunContext, shards: list[StageArtifact]) -> Outcome:
 
     from gradmm.evaluation.finetune_eval import COLUMNS, CONFUSION, summarise
 
-    frame = pd.concat([shard.read() for shard in shards], ignore_index=True)[[*COLUMNS, CONFUSION]]
-    return frame, summarise(frame)
+    frame = pd.concat([shard.read() for shard in shards], ignore_index=True)
+    used = {f"texts_{arm}": int(count) for arm, count in frame.groupby("arm", sort=False)["texts"].max().items()}
+    frame = frame[[*COLUMNS, CONFUSION]]
+    return frame, summarise(frame) | used
 
 
 def finetuning_of(

@@ -85,7 +85,10 @@ def target_gradient(
     def publish() -> StageArtifact:
         return publication.publish(*released_target(sums, where, mechanism))
 
-    made = charged_release(context, ledger, release, publication, publish) if ledger and release else publish()
+    if ledger and release:
+        made = charged_release(context, ledger, release, publication, publish, context.redraw)
+    else:
+        made = publish()
     unfinished.delete()
     return made
 

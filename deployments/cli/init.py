@@ -20,8 +20,12 @@ def init(data: str, text_column: str | None, label_column: str | None, model: st
         raise InputError("exists already", str(file), "remove it, or give another file with --out")
     shape = shape_of(data, text_column, label_column)
     text = recipe_text(shape, model, first_token_of(model))
-    with file.open("x", encoding="utf-8") as stream:
-        stream.write(text)
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        fix = "give another file with --out"
+        raise InputError(f"cannot be written ({error.strerror})", str(file), fix) from error
     names = ", ".join(map(printable, shape.class_names.values()))
     print(f"wrote {file}: {len(shape.class_names)} classes ({names}), about {shape.rows:,} rows")
     print(

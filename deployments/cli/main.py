@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from gradmm.deployments.cli.options import (
     DEFAULT_ROOT,
@@ -151,12 +151,8 @@ def run(
         force: Run this stage even if it is cached. Repeatable.
     """
     from gradmm.storage.artifacts import Root
-    from gradmm.tasks.runtime.registry import RUN_STAGES
 
     loaded = changes.load(recipe)
-    unknown = sorted(set(force) - set(RUN_STAGES))
-    if unknown:
-        raise InputError(f"no stage {unknown[0]!r}", "force", f"choose from {', '.join(RUN_STAGES)}")
     record = run_recipe_here(loaded, root, force, quiet, verbose)
 
     from gradmm.deployments.cli.history import find_run
@@ -222,10 +218,11 @@ def privacy(
         set_budget: Set the total epsilon of all releases from these data first, at the recipe's delta and
             adjacency. All runs are judged by it from then on, whatever their recipes say.
     """
-    from gradmm.deployments.cli.summary import print_privacy, set_budget_of
+    from gradmm.deployments.cli.summary import check_data_are_there, print_privacy, set_budget_of
     from gradmm.privacy.ledger import Ledger
 
     loaded = changes.load(recipe)
+    check_data_are_there(loaded)
     reach(root)
     ledger = Ledger.of(root.resolve(), loaded.ledger)
     if set_budget is not None:
@@ -397,7 +394,7 @@ def serve(
     folder: Annotated[Path | None, Parameter("--recipes", metavar="DIR")] = None,
     cron: str | None = None,
     limit: int = 1,
-    port: int | None = None,
+    port: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=65535))] = None,
     aws_credentials: Annotated[str | None, Parameter(metavar="BLOCK")] = None,
     changes: Changes = Changes(),
     root: Root = DEFAULT_ROOT,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from gradmm.config.recipe import Recipe
+from gradmm.config.recipe import BUILTIN, Recipe
 from gradmm.deployments.cli.terminal import print_json, print_table
 from gradmm.errors import BudgetExhausted, InputError, printable
 from gradmm.outputs.descriptions import stage_result
@@ -46,6 +47,20 @@ def print_summary(record: RunRecord, root: Root) -> None:
     print(record.guarantee.sentence)
     print(f"dataset: {folder / 'release'}")
     print(f"report:  {folder / 'report.html'}")
+
+
+def check_data_are_there(recipe: Recipe) -> None:
+    """Check that the recipe's local data, by which its ledger is named, are where its path leads from here.
+
+    Raises:
+        InputError: if they are not.
+    """
+    path = recipe.data.path
+    if recipe.privacy.ledger or path is None or path.startswith(BUILTIN):
+        return
+    if not os.path.exists(os.path.expanduser(path)):
+        fix = "run this in the folder that the path is relative to, or set privacy.ledger"
+        raise InputError(f"nothing at {path!r}, so the ledger of these data is unknown", "data.path", fix)
 
 
 def set_budget_of(recipe: Recipe, ledger: Ledger, epsilon: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -20,8 +21,16 @@ def dataset_resource(recipe: str) -> str:
 
 
 def parameters(recipe: Recipe, root: Location) -> dict[str, Any]:
-    """Return all settings, which fill in Prefect's form for a run, and the absolute root."""
-    return recipe.model_dump(mode="json") | {"root": str(root.resolve()), "force": []}
+    """Return all settings, which fill in Prefect's form for a run, and the root.
+
+    Paths are absolute, because a work pool's runs have a working directory of their own.
+    """
+    values = recipe.model_dump(mode="json") | {"root": str(root.resolve()), "force": []}
+    for block, setting in (("data", "path"), ("model", "name")):
+        path = values[block][setting]
+        if path is not None and os.path.exists(os.path.expanduser(path)):
+            values[block][setting] = os.path.abspath(os.path.expanduser(path))
+    return values
 
 
 def description(recipe: Recipe) -> str:

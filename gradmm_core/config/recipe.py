@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -35,6 +34,10 @@ MAX_DELTA = 0.01
 
 #: Texts of a class among which a set can be selected: their Gram matrix takes 200 MB.
 MAX_SET_CANDIDATES = 5000
+
+
+#: Beginning of `data.path` and `model.name` for material that gradmm makes itself.
+BUILTIN = "builtin:"
 
 
 class Recipe(Settings):
@@ -196,5 +199,6 @@ class Recipe(Settings):
             return self.privacy.ledger
         if self.data.path is None:
             return "/".join(filter(None, [self.data.hub, self.data.hub_config]))
-        path = Path(os.path.expanduser(self.data.path))  # Path.expanduser raises for unknown users
-        return str(path.resolve() if os.path.exists(path) else path)
+        if self.data.path.startswith(BUILTIN):
+            return self.data.path
+        return os.path.realpath(os.path.expanduser(self.data.path))  # Path.expanduser raises for unknown users

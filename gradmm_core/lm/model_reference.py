@@ -36,7 +36,8 @@ class ModelReference(BaseModel, frozen=True):
     @property
     def key(self) -> str:
         """Identity of the model's outputs for cache keys; independent of the folder's path."""
-        return f"{self.digest}/{self.dtype}"
+        # Its own code may compute something else than transformers' for the same weights.
+        return f"{self.digest}/{self.dtype}{'/own code' if self.trust_remote_code else ''}"
 
 
 def resolve_model(settings: ModelSettings) -> ModelReference:

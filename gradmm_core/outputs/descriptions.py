@@ -137,7 +137,9 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
         case "finetune_eval":
             before = percent(figures["accuracy_before"])
             synthetic, real = (_accuracy(figures, arm, recipe) for arm in ("synthetic", "real"))
-            return f"accuracy before {before}, on synthetic texts {synthetic}, on as many real texts {real}"
+            texts, rows = (figures.get(f"texts_{arm}", 0) for arm in ("synthetic", "real"))
+            many = "as many" if rows == texts else f"all {number(rows)}"  # where there are fewer
+            return f"accuracy before {before}, on synthetic texts {synthetic}, on {many} real texts {real}"
         case "mia_audit":
             spread = _spread(figures, "advantage", recipe.mia_audit.runs)
             return (

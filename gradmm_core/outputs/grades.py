@@ -33,7 +33,8 @@ GOOD_EPSILON, FAIR_EPSILON = 1.0, 10.0
 RULES = {
     "teaches": (
         "Share of the way: (accuracy on synthetic texts - accuracy before) / (accuracy on as many real texts - "
-        f"accuracy before). {GOOD}: at least {GOOD_WAY:.0%}; {FAIR}: at least {FAIR_WAY:.0%}; {POOR}: less. "
+        f"accuracy before), or on all of them if they are fewer. {GOOD}: at least {GOOD_WAY:.0%}; "
+        f"{FAIR}: at least {FAIR_WAY:.0%}; {POOR}: less. "
         f"If real texts add less than {100 * MIN_GAIN:g} points, this is no measure. Then {GOOD}: synthetic "
         f"texts add {100 * MIN_GAIN:g} points or more; {UNKNOWN}: they add less. With several seeds, ± is the "
         "standard deviation that follows from those of both accuracies; one seed has no interval."

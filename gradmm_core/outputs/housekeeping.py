@@ -1,15 +1,18 @@
 """Find and remove files under a root that no run needs, by the references in run records, Parquets and the ledger.
 
 Kept whatever their age: run folders and release folders; ledgers; the stages that a run's record names, and their
-inputs (by the upstream digests in each Parquet); every noisy target that a ledger has charged, because drawing it
-again would be another release. Files younger than a given time are kept too: a run may still be using them.
+inputs (by the upstream digests in each Parquet); contamination audits, which may be in no record yet; everything
+that a ledger has charged, because drawing it again would be another release. Files younger than a given time are
+kept too: a run may still be using them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,6 @@ import pyarrow.parquet as pq
 from gradmm.errors import InputError
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import METADATA_KEY, file_digest
-
-TARGET = "target_gradient"
 
 _KILLED = "left by a killed run"
 
@@ -71,10 +72,11 @@ def removable(root: Path, before: float) -> list[Removable]:
 def remove(found: Iterable[Removable]) -> None:
     """Remove files and folders. One that has disappeared is skipped."""
     for each in found:
-        if each.path.is_dir() and not each.path.is_symlink():
-            shutil.rmtree(each.path)
-        else:
-            each.path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if each.path.is_dir() and not each.path.is_symlink():
+                shutil.rmtree(each.path)
+            else:
+                each.path.unlink()
 
 
 def _needed(root: Path) -> set[Path]:
@@ -82,7 +84,7 @@ def _needed(root: Path) -> set[Path]:
     by_digest: dict[str, list[Path]] = {}
     for file in root.glob("stages/*/*.parquet"):
         by_digest.setdefault(file_digest(file), []).append(file)
-    waiting = [*_of_runs(root), *_of_ledgers(root, by_digest)]
+    waiting = [*_of_runs(root), *_of_ledgers(root, by_digest), *root.glob("stages/contamination/*.parquet")]
     needed: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -107,10 +109,11 @@ def _of_runs(root: Path) -> Iterator[Path]:
 
 
 def _of_ledgers(root: Path, by_digest: dict[str, list[Path]]) -> Iterator[Path]:
-    """Yield the charged targets: finished releases by digest, unfinished ones by stage key."""
+    """Yield the charged releases: finished ones by digest, unfinished ones by stage key."""
     for file in root.glob("ledger/*.jsonl"):
         for entry in Ledger(file).entries():
-            yield root / "stages" / TARGET / f"{entry.release.stage_key}.parquet"
+            if entry.release.stage_key:
+                yield from root.glob(f"stages/*/{entry.release.stage_key}.parquet")
             yield from by_digest.get(entry.sha256 or "", [])
 
 
@@ -133,11 +136,13 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _written(path: Path) -> float:
-    """Return the latest modification time of a path and its content."""
-    within = path.rglob("*") if path.is_dir() else ()
-    return max(each.lstat().st_mtime for each in (path, *within))
+    """Return the latest modification time of a path and its content; infinity if something of it disappears."""
+    try:
+        return max(each.lstat().st_mtime for each in (path, *(path.rglob("*") if path.is_dir() else ())))
+    except FileNotFoundError:  # a running process has renamed its temporary file
+        return math.inf
 
 
 def _size(path: Path) -> int:
     within = path.rglob("*") if path.is_dir() else (path,)
-    return sum(each.lstat().st_size for each in within if not each.is_dir())
+    return sum(each.lstat().st_size for each in within if each.is_file())

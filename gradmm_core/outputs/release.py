@@ -25,6 +25,7 @@ from markupsafe import Markup
 
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import TargetGradientSettings
+from gradmm.generation.per_class import tilts_words
 from gradmm.labelling.hard_rows import COPIES, label_counts
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.outputs.markdown import escape_markdown
@@ -149,23 +150,24 @@ def guarantee_table(run: RunRecord) -> list[tuple[str, str]]:
 def how_texts_were_made(run: RunRecord) -> str:
     """Describe the generation method in one or two sentences."""
     settings, after = run.recipe.generation, "after a public instruction"
-    search = settings.search
+    search, endpoint = settings.search, settings.endpoint
+    model = "the model" if endpoint is None else f"the served model {last_part(endpoint.model)}"
     if settings.method == "admm":
         words = "words" if settings.projection.rule == "nearest" else f"words that the model finds likely {after}"
         return (
             f"Texts were optimised to match their class's target, by {settings.admm.iterations} iterations of "
             f"ADMM over embeddings, projected onto {words}."
         )
-    tilted = run.plan.target.token_share > 0 and run.recipe.word_tilt.strength > 0
+    tilted = tilts_words(run.recipe, run.plan.target)
     unused = "the target gradient was not used" if tilted else "the target was not used"
     words = " Their words were tilted towards the released token rates." if tilted else ""
     if settings.method == "written" or (search.draws == 1 and not search.rounds):
-        return f"Texts are the model's samples {after}; {unused}.{words}"
+        return f"Texts are {model}'s samples {after}; {unused}.{words}"
     edits = f", improved by single-word edits in {search.rounds} rounds" if search.rounds else ""
     uses_probe = run.plan.target.probe_share > 0 and settings.probe_weight > 0
     probe = ", and by the loss of a linear probe of the model's hidden states" if uses_probe else ""
     return (
-        f"Each text is the best of {search.draws} samples of the model {after}{edits}. Texts are ranked by how "
+        f"Each text is the best of {search.draws} samples of {model} {after}{edits}. Texts are ranked by how "
         f"well their gradient matches their class's target{probe}.{words}"
     )
 
@@ -204,7 +206,12 @@ def public_model_name(run: RunRecord) -> str:
     """Return the model's hub id, or the last component of its folder without the path."""
     if run.model["revision"] is not None:
         return run.recipe.model.name
-    return PureWindowsPath(run.recipe.model.name).name  # splits at / and at \
+    return last_part(run.recipe.model.name)
+
+
+def last_part(name: str) -> str:
+    """Return the last component of a path, or a name as it is."""
+    return PureWindowsPath(name).name or name  # splits at / and at \
 
 
 def _number(value: float | None, form: str) -> str:
@@ -374,8 +381,9 @@ def _privacy_json(guarantee: Guarantee) -> str:
 
 
 def _recipe_yaml(run: RunRecord) -> str:
-    """Return the recipe without the locations of the data, the model's folder and the workers."""
+    """Return the recipe without the locations of the data, the model's folder, the workers and the server."""
     values = run.recipe.model_dump(mode="json", exclude={"execution"})
+    values["generation"]["endpoint"] = None
     values["data"] |= {"path": None, "hub": None, "hub_config": None, "revision": None}
     values["model"]["name"] = public_model_name(run)
     header = "# The recipe of this run without the data's location: set data.path or data.hub to run it again.\n"

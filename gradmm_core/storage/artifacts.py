@@ -148,7 +148,7 @@ class Root(BaseModel, frozen=True):
             raise InputError(
                 f"{str(self.path)!r} cannot be written ({error.strerror})", "root", "choose another folder"
             ) from error
-        for folder in ("stages", "runs", "unfinished", "plots", "ledger"):
+        for folder in ("stages", "runs", "unfinished", "plots", "ledger", "frames"):
             sweep(self.path / folder)
 
     def find_stage(self, stage: str, key: str) -> StageArtifact | None:

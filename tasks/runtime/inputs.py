@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 from prefect import task
 from pydantic import BaseModel
 
-from gradmm.config.recipe import Recipe
+from gradmm.config.recipe import BUILTIN, Recipe
 from gradmm.config.settings import DataSettings, ModelSettings
 from gradmm.data.splits import LabelledTexts, Splits, load_splits
 from gradmm.demo.shared import demo_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gradmm.lm.template import TokenisedTemplate
 
 #: Name of the demo's data in `data.path` and of its model in `model.name`.
-DEMO = "builtin:demo"
+DEMO = f"{BUILTIN}demo"
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result", bound=BaseModel)

@@ -19,7 +19,7 @@ RUN_STAGES = {
     "category_balance": 3,
     "labelling": 1,
     "arm_eval": 6,
-    "finetune_eval": 5,
+    "finetune_eval": 6,
     "mia_audit": 4,
     "memorisation": 1,
 }

@@ -49,14 +49,16 @@ def charged_release(
     release: Release,
     publication: Publication,
     publish: Callable[[], StageArtifact],
+    redraw: bool = False,
 ) -> StageArtifact:
     """Charge a release, then draw its noise and publish it, unless a concurrent run has made it meanwhile.
 
     Args:
+        redraw: make another release even so.
         publish: draws the noise and writes the stage's Parquet.
     """
     with ledger.lock():
-        if not context.redraw and (made := already_released(ledger, publication)):
+        if not redraw and (made := already_released(ledger, publication)):
             return made
         budget = ledger.set_budget(proposed_budget(context), unless_set=True)
         with ledger.charge(release, budget) as finish:

@@ -18,6 +18,7 @@ from tests.flows.test_own_data import REVIEWS, SMALL
 
 PRIVATE = (
     *SMALL,
+    "privacy.delta=1e-3",
     "target_gradient.subspace_dimensions=3",
     "target_gradient.probe_dimensions=2",
     "mechanism_audit={draws: 400, canaries: 20, guesses: 10}",
@@ -62,6 +63,15 @@ def test_the_ledger_holds_for_frames_too(distil: Callable[..., gradmm.Distillati
     runs = command("runs", "--root", tmp_path / "root")
     assert first.record.run_id in runs.out
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "root" / "frames").iterdir())
+
+
+@pytest.mark.parametrize("name", ["Reviews 2024", "../elsewhere/x", "", "a.b"])
+def test_a_name_that_cannot_be_is_refused_before_the_frame_is_written(
+    distil: Callable[..., gradmm.Distillation], tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(gradmm.InputError, match="names no recipe"):
+        distil(REVIEWS, name=name)
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_what_is_wrong_with_a_frame_is_said(distil: Callable[..., gradmm.Distillation]) -> None:

@@ -399,6 +399,26 @@ def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file:
     assert gradmm("run", recipe_file, *private, "--set", "privacy.clipping_norm=2").status == 0
 
 
+def test_the_budget_of_data_that_are_not_there_is_not_set(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--root", tmp_path / "root", "--set", "privacy.delta=1e-5", "--set", "data.path=elsewhere.csv"]
+    for more in ([], ["--set-budget", "3"]):
+        refused = gradmm("privacy", recipe_file, *words, *more)
+        assert refused.status == 2
+        assert "data.path: nothing at 'elsewhere.csv', so the ledger of these data is unknown" in refused.err
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "99999"])
+def test_a_port_that_no_server_can_have_is_refused(port: str) -> None:
+    refused = gradmm("serve", "demo", f"--port={port}")
+    assert refused.status == 2
+    assert "--port" in refused.err
+    assert "Traceback" not in refused.err
+
+
 def test_a_budget_can_be_set_before_epsilon_is_decided(recipe_file: Path, tmp_path: Path) -> None:
     root = ["--root", tmp_path / "root"]
     refused = gradmm("privacy", recipe_file, *root, "--set-budget", "3")

@@ -371,6 +371,11 @@ def test_forcing_a_stage_runs_it(root: Path, tiny_recipe: Callable[..., Recipe])
     assert ran(run(tiny_recipe(), root, force=("label_filter",))) == ["label_filter"]
 
 
+def test_forcing_what_is_no_stage_is_refused(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(InputError, match="no stage 'finetune-eval'; choose from target_space"):
+        run(tiny_recipe(), root, force=("finetune-eval",))
+
+
 def test_forcing_a_stage_runs_its_shards_again(root: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     began = {file: file.stat().st_mtime_ns for file in root.glob("results/arm_eval/*")}
     assert len(began) == 3

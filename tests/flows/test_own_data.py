@@ -11,6 +11,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from gradmm.config.loading import load_recipe
+from gradmm.deployments.recipe_files import find_recipe
+from gradmm.deployments.serving.recipe_deployment import parameters
 from gradmm.lm.model_reference import ModelReference
 from tests.flows.conftest import BAD, GOOD
 from tests.flows.test_cli import gradmm
@@ -87,6 +90,9 @@ def test_a_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "reviews.yaml: exists already; remove it" in gradmm("init", as_csv(tmp_path)).err
     assert (tmp_path / "reviews.yaml").read_text() == "mine"
     assert gradmm("init", as_csv(tmp_path), "--out", "other.yaml").status == 0
+    nowhere = gradmm("init", as_csv(tmp_path), "--out", "nowhere/x.yaml")
+    assert nowhere.status == 2
+    assert "nowhere/x.yaml: cannot be written (No such file or directory); give another" in nowhere.err
 
 
 @pytest.mark.parametrize(
@@ -160,3 +166,17 @@ def test_check_lists_the_problems_of_data_and_model_together(
     assert "reviews.csv: row 79 has an empty text" in lines[0]
     assert "reviews.csv: row 0 has a label that is not among data.label_names" in lines[1]
     assert "model.name: no folder './nowhere'" in lines[2]
+
+
+def test_a_deployments_paths_do_not_depend_on_where_its_runs_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reviews.csv").touch()
+    Path("model").mkdir()
+    values = load_recipe(find_recipe("sst2"), ["data={path: reviews.csv}", "model.name=./model"])
+    deployed = parameters(values, tmp_path)
+    assert deployed["data"]["path"] == str(tmp_path / "reviews.csv")
+    assert deployed["model"]["name"] == str(tmp_path / "model")
+    hub = parameters(load_recipe(find_recipe("sst2")), tmp_path)
+    assert (hub["data"]["path"], hub["model"]["name"]) == (None, "microsoft/phi-1_5")

@@ -423,6 +423,19 @@ def test_the_ledger_is_named_after_the_source_of_the_data(minimal: Path, tmp_pat
     assert load_recipe(minimal, [*hub, "privacy.ledger=patients"]).ledger == "patients"
 
 
+def test_a_ledger_is_the_same_from_any_folder(
+    minimal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path that leads nowhere from here has a name of its own, not that of other data."""
+    names = set()
+    (tmp_path / "data").mkdir()
+    for folder in (tmp_path, tmp_path / "data"):
+        monkeypatch.chdir(folder)
+        names.add(load_recipe(minimal, ["data={path: reviews.csv}"]).ledger)
+    assert names == {str(tmp_path.resolve() / "reviews.csv"), str(tmp_path.resolve() / "data" / "reviews.csv")}
+    assert load_recipe(minimal, ["data={path: 'builtin:demo'}"]).ledger == "builtin:demo"
+
+
 @pytest.mark.parametrize("override", ["target_gradient.centred=false", "generation.matches=difference"])
 def test_the_distance_loss_requires_a_mean_gradient(minimal: Path, override: str) -> None:
     assert load_recipe(minimal).generation.loss == "distance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_nothing_that_a_run_a_release_or_the_ledger_needs_is_removed_and_all_els
 
 def test_a_record_or_a_ledger_that_cannot_be_read_stops_it(tmp_path: Path) -> None:
     file = write(tmp_path / "stages" / "generation" / "key.parquet", b"", old=True)
-    charge(tmp_path, "key", "digest")
+    charge(tmp_path, "another", "digest")
     assert [each.path for each in removable(tmp_path, BEFORE)] == [file]
     for content in (b"{", b"[]", b'{"stages": [{"stage": "generation"}]}'):
         record = write(tmp_path / "runs" / "run" / "run.json", content, old=True)
@@ -183,3 +184,27 @@ def test_a_record_or_a_ledger_that_cannot_be_read_stops_it(tmp_path: Path) -> No
     ledger.write_bytes(ledger.read_bytes().replace(b"intent", b"untent", 1))
     with pytest.raises(InputError, match="restore it from a backup"):
         removable(tmp_path, BEFORE)
+
+
+def test_what_a_killed_release_of_any_stage_has_published_is_kept(tmp_path: Path) -> None:
+    """Otherwise it would be drawn, and charged, again. So is an audit that no run has taken up yet."""
+    for stage in ("target_gradient", "private_votes", "private_adapters", "contamination", "generation"):
+        write(tmp_path / "stages" / stage / f"{stage}.parquet", b"", old=True)
+    for stage in ("target_gradient", "private_votes", "private_adapters"):
+        charge(tmp_path, stage, None)
+    assert [each.path.stem for each in removable(tmp_path, BEFORE)] == ["generation"]
+
+
+def test_what_disappears_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "stages" / "generation" / ".key.tmp", b"", old=True)
+    found = removable(tmp_path, BEFORE)
+    assert [each.path for each in found] == [file]
+    shutil.rmtree(tmp_path / "stages")
+    remove(found)
+    write(tmp_path / "stages" / "generation" / ".key.tmp", b"", old=True)
+
+    def gone(_: Path) -> os.stat_result:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "lstat", gone)
+    assert removable(tmp_path, BEFORE) == []

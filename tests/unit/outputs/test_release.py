@@ -548,6 +548,20 @@ def test_where_the_work_was_done_is_not_told(tmp_path: Path, private_run: RunRec
     assert not [file for file in folder.rglob("*") if file.is_file() and b"our-cluster" in file.read_bytes()]
 
 
+@pytest.mark.parametrize("method", ["written", "search"])
+def test_the_server_that_wrote_the_texts_is_not_told_but_its_model_is(
+    tmp_path: Path, texts: pd.DataFrame, method: str
+) -> None:
+    endpoint = {"url": "http://our-cluster:8000/v1", "model": "/our-cluster/llama-70b"}
+    run = run_record(SENTIMENT, 12, generation={"method": method, "endpoint": endpoint})
+    folder = write_release(tmp_path / "release", run, texts)
+    assert not [file for file in folder.rglob("*") if file.is_file() and b"our-cluster" in file.read_bytes()]
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["generation"]["endpoint"] is None
+    text = " ".join(card(folder).split())
+    assert "samples of the served model llama-70b" in text or "the served model llama-70b's samples" in text
+    assert "tilted" not in text
+
+
 @pytest.mark.parametrize("name", ["model-9m", "../models/model-9m/", "C:\\models\\model-9m", "models/model-9m"])
 def test_model_folder_is_reduced_to_its_last_component_and_a_hub_id_is_kept(
     private_run: RunRecord, name: str
