@@ -460,8 +460,8 @@ def audit(
     membership, of_membership = attack_texts(
         finetuning,
         texts,
-        finetuning.tokenised(members, "members"),
-        finetuning.tokenised(non_members, "non-members"),
+        finetuning.tokenised(members),
+        finetuning.tokenised(non_members),
         _schedule(recipe, schedule),
         recipe.mia_audit,
         mechanism and mechanism.epsilon,

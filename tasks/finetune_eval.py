@@ -92,4 +92,4 @@ def finetuning_of(
 
 def tokenised(finetuning: Finetuning, context: RunContext, split: SplitReference) -> Examples:
     """Read and tokenise a split of the real data."""
-    return finetuning.tokenised(read_split(context, split), split.split)
+    return finetuning.tokenised(read_split(context, split))

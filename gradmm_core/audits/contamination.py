@@ -35,6 +35,9 @@ from gradmm.metrics.roc import delong
 #: Rows of each split that are compared.
 ROWS = 1000
 
+#: Tokens of a row that are read.
+MAX_TOKENS = 256
+
 #: Neighbours of each text.
 NEIGHBOURS = 5
 
@@ -159,11 +162,21 @@ def text_scores(
 ) -> dict[str, Float[np.ndarray, " texts"]]:
     """Compute both scores, by name. Texts of one word, which have no neighbours, are left out."""
     rng = np.random.default_rng(seed)
+    texts = [beginning(language_model, text) for text in texts]
     with_neighbours = [[text, *neighbours(text, rng)] for text in texts if len(text.split()) > 1]
     tokens = [language_model.encode(each) for group in with_neighbours for each in group]
     losses = np.array(log_perplexities(language_model, tokens)).reshape(-1, 1 + NEIGHBOURS)
     losses = losses[np.isfinite(losses).all(axis=1)]
     return {"loss": -losses[:, 0], "neighbours": losses[:, 1:].mean(axis=1) - losses[:, 0]}
+
+
+def beginning(language_model: LanguageModel, text: str) -> str:
+    """Return the first words of a text, of at most `MAX_TOKENS` tokens, with room for another spelling."""
+    limit = MAX_TOKENS if language_model.positions is None else min(MAX_TOKENS, language_model.positions * 3 // 4)
+    ids = language_model.encode(text)
+    if len(ids) <= limit:
+        return text
+    return language_model.tokenizer.decode(ids[:limit]).rpartition(" ")[0]
 
 
 def neighbours(text: str, rng: np.random.Generator) -> list[str]:
@@ -220,7 +233,8 @@ def read_once(language_model: LanguageModel, texts: Sequence[str], seed: int) ->
     weights = [each for each in language_model.model.parameters() if each.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=READING_RATE)
     start = language_model.tokenizer.bos_token_id
-    tokens = [[*([] if start is None else [start]), *language_model.encode(text)] for text in texts]
+    prefix = [] if start is None else [start]
+    tokens = [[*prefix, *language_model.encode(beginning(language_model, text))] for text in texts]
     order = np.random.default_rng(seed).permutation([i for i, each in enumerate(tokens) if len(each) > 1])
     for first in range(0, len(order), READING_BATCH):
         part = [torch.tensor(tokens[i]) for i in order[first : first + READING_BATCH].tolist()]

@@ -7,6 +7,8 @@ key-value cache of texts being written, activations, and the weights that fine-t
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from gradmm.config.recipe import Recipe
+from gradmm.config.settings import ExecutionSettings
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import PART_SIZE
 from gradmm.generation.search import texts_per_pass
@@ -174,7 +177,8 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
     target, generation, finetuning = recipe.target_gradient, recipe.generation, recipe.finetune_eval
     searched = generation.method != "written"
     shape = _Shape.of(language_model, searched)
-    on_cpu = language_model.device.type == "cpu"
+    device = language_model.device
+    on_cpu = device.type == "cpu"
     without_model = LIBRARIES + BYTES_PER_SPELLING * shape.vocabulary if on_cpu else 0
     at_rest = without_model + shape.weights + shape.head_copies
     beside_trained = without_model if shape.weights > LARGE_MODEL else at_rest
@@ -198,25 +202,28 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
         made = max(made, shape.logits(min(drawn, texts_per_pass(tokens, shape.vocabulary)) * tokens, SCORES))
 
     rank = finetuning.lora_rank
+    # A text with soft labels is read once for each beginning of a response (`class_losses`).
+    soft = recipe.labelling.labels == "soft"
+    part = PART_SIZE * (len({template.tail(label) for label in template.labels}) if soft else 1)
     trained = (
         finetuning_bytes(language_model, rank)
         + (shape.head_in_float32 if rank and shape.number_bytes < 4 else 0)
-        + shape.logits(PART_SIZE * response, GRADIENTS)
-        + shape.activations(PART_SIZE, longest, shape.number_bytes if rank else 4)
+        + shape.logits(part * response, GRADIENTS)
+        + shape.activations(part, longest, shape.number_bytes if rank else 4)
     )
     # A worker loads the frozen model, unless it is large, and the one that it trains.
     copies = (shape.weights <= LARGE_MODEL) + bool(rank)
     return {
         **({"target_space": at_rest + space} if target.uses_public_text else {}),
         "target_gradient": at_rest + gradients,
-        "generation": _of_workers(at_rest, at_rest + made, shape.mapped, recipe),
+        "generation": _of_workers(at_rest, at_rest + made, shape.mapped, recipe, device),
         "labelling": at_rest + shape.all_layers(recipe.labelling.batch_size, tokens + around),
-        "finetune_eval": _of_workers(at_rest, beside_trained + trained, copies * shape.mapped, recipe),
+        "finetune_eval": _of_workers(at_rest, beside_trained + trained, copies * shape.mapped, recipe, device),
         "mia_audit": beside_trained + trained,
     }
 
 
-def _of_workers(at_rest: int, stage: int, shared: int, recipe: Recipe) -> int:
+def _of_workers(at_rest: int, stage: int, shared: int, recipe: Recipe, device: torch.device) -> int:
     """Add up the run's own process and its workers, each of which loads the model.
 
     Args:
@@ -224,7 +231,18 @@ def _of_workers(at_rest: int, stage: int, shared: int, recipe: Recipe) -> int:
     """
     if recipe.execution.runner == "in-process":
         return stage
-    return at_rest + (recipe.execution.workers or 1) * (stage - shared)
+    return at_rest + _workers(recipe.execution, device) * (stage - shared)
+
+
+def _workers(settings: ExecutionSettings, device: torch.device) -> int:
+    """Return how many workers share the memory of this machine, or of one GPU; 1 of a cluster elsewhere."""
+    if settings.address is not None:
+        return 1
+    if device.type == "cuda":
+        devices = max(1, torch.cuda.device_count())
+        return math.ceil((settings.workers or devices) / devices)
+    cores = 1 if settings.runner == "processes" else os.cpu_count()  # Ray and Dask use all cores
+    return settings.workers or cores or 1
 
 
 def _mapped_bytes(language_model: LanguageModel) -> int:
@@ -243,28 +261,28 @@ def _mapped_bytes(language_model: LanguageModel) -> int:
 def _too_large(
     stage: str, plan: MemoryPlan, recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate
 ) -> InputError:
-    workers = recipe.execution.workers or 1
+    workers = _workers(recipe.execution, language_model.device)
     problem = (
         f"takes {plan.stages[stage] / 2**30:.1f} GiB of memory with a model of {plan.parameters / 1e6:,.0f} "
         "million parameters"
         + (f" and {workers} workers" if workers > 1 and stage in SHARDED else "")
         + f", and {plan.available / 2**30:.1f} GiB are there"
     )
-    for change, changed in _smaller(stage, recipe):
+    for change, changed in _smaller(stage, recipe, language_model.device):
         needed = _stages(changed, language_model, template)[stage]
         if needed <= plan.available:
             return InputError(problem, stage, f"set {change} ({needed / 2**30:.1f} GiB)")
     return InputError(problem, stage, "use a smaller model, or one in bfloat16 (model.dtype)")
 
 
-def _smaller(stage: str, recipe: Recipe) -> Iterable[tuple[str, Recipe]]:
+def _smaller(stage: str, recipe: Recipe, device: torch.device) -> Iterable[tuple[str, Recipe]]:
     """Yield settings that make a stage smaller, as on the command line, and the recipe with them."""
 
     def changed(block: str, **values: object) -> Recipe:
         return recipe.model_copy(update={block: getattr(recipe, block).model_copy(update=values)})
 
     fewer = changed("execution", workers=1)
-    if stage in SHARDED and (recipe.execution.workers or 1) > 1:
+    if stage in SHARDED and recipe.execution.runner != "in-process" and _workers(recipe.execution, device) > 1:
         yield "execution.workers=1", fewer
     if stage not in TRAINING:
         block = "target_gradient" if stage == "target_space" else stage

@@ -91,7 +91,11 @@ class EndpointSampler:
             answer = _answer(session, "POST", "completions", self._settings, body)
             lines = _completion(answer, self._settings).strip().splitlines()
             if lines and (line := lines[0].strip()) and line.isprintable():
-                return self._lm.encode(line)[:tokens]
+                ids = self._lm.encode(line)[:tokens]
+                while self._lm.tokenizer.decode(ids).endswith("\ufffd"):  # cut within a character
+                    ids.pop()
+                if len(ids) > 1:  # neither an edit nor a likelihood begins before the second token
+                    return ids
         raise InputError(
             f"{self._settings.model!r} at {self._settings.url} writes no text after {self._instruction!r}",
             WHERE,

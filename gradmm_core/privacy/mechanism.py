@@ -216,6 +216,7 @@ def system_standard_normal(shape: tuple[int, ...]) -> np.ndarray:
     """Draw standard normal numbers from the operating system's generator. Keep no state that could repeat them."""
     size = math.prod(shape)
     words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
-    # 53 random bits at the midpoints of their cells: uniform on the open interval (0, 1).
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    # 52 random bits at the midpoints of their cells: uniform on the open interval (0, 1). With 53, half of the
+    # midpoints would be rounded, the largest to 1.
+    uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return ndtri(uniform).reshape(shape)

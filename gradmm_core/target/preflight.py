@@ -99,9 +99,11 @@ def delta_warning(settings: PrivacySettings) -> str:
     delta, records = settings.delta, settings.declared_records
     if delta is None or records is None or delta * records < 0.1:
         return ""
+    unit = 10.0 ** (math.floor(math.log10(0.1 / records)) - 1)
+    below = math.floor(0.1 / records / unit * (1 + 1e-9)) * unit  # two digits, not rounded up
     return (
         f"WARNING: privacy.delta {delta:.3g} times {records} declared records is {delta * records:.2g}: a "
-        f"guarantee with this delta would allow as many records to be published. Set at most {0.1 / records:.2g}"
+        f"guarantee with this delta would allow as many records to be published. Set less than {below:.2g}"
     )
 
 

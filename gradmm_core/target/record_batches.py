@@ -103,8 +103,12 @@ class RecordBatches:
         return padded_length(tokens, self.language_model.positions)
 
     def _vectors(self, texts: list[list[int]], length: int, label: int, rows: int) -> RecordVectors:
-        """Compute the vectors of at most `rows` texts in one batch of `rows` x `length` tokens."""
+        """Compute the vectors of at most `rows` texts in one batch of `rows` x `length` tokens.
+
+        A text without tokens has none: NaN, which counts as zero.
+        """
         gradients, features = self._heads(texts + [[FILLER]] * (rows - len(texts)), length, label)
+        gradients.hidden[[row for row, text in enumerate(texts) if not text]] = torch.nan
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
         each = None if features is None else features[:, None]
         tokens = None

@@ -50,10 +50,13 @@ class ArmTexts:
         from gradmm.lm.template import tokenise_texts
 
         texts = self.of(counts, seed)
+        if self.arm.private_rows:
+            return finetuning.tokenised(texts)
         max_tokens = finetuning.template.max_text_tokens
         tokens = tokenise_texts(finetuning.tokenizer, texts.texts, max_tokens, self.arm.name)
         probabilities = self.probabilities(counts)
-        return Examples(tokens, texts.labels, None if probabilities is None else torch.from_numpy(probabilities))
+        assert probabilities is not None  # of made texts
+        return Examples(tokens, texts.labels, torch.from_numpy(probabilities))
 
     def probabilities(self, counts: Mapping[int, int]) -> Float[np.ndarray, "texts classes"] | None:
         """Return the class probabilities of the texts of `of`, or None for real rows, which have labels."""

@@ -49,6 +49,6 @@ STUDY_STAGES = {
 }
 
 #: Stages that have a command of their own, and whose results runs only show.
-AUDIT_STAGES = {"contamination": 1}
+AUDIT_STAGES = {"contamination": 2}
 
 STAGE_VERSIONS = RUN_STAGES | STUDY_STAGES | AUDIT_STAGES

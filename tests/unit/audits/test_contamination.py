@@ -20,6 +20,7 @@ from gradmm.audits.contamination import (
     MIN_ROWS,
     NEIGHBOURS,
     Contamination,
+    beginning,
     compared,
     contamination,
     neighbours,
@@ -137,6 +138,19 @@ def test_the_planted_copy_reads_half_of_the_train_rows_and_leaves_the_model_alon
     assert Contamination.from_table(found.to_table()) == found
     assert found.figures()["areas"]["planted loss"]["auc"] == found.planted[0].auc
     assert all(torch.equal(before[name], value) for name, value in tiny.model.state_dict().items())
+
+
+def test_long_rows_are_read_up_to_what_the_model_takes(tokenizer: PreTrainedTokenizerFast) -> None:
+    """GPT-2 has a table of positions, and fails beyond it."""
+    language_model = trainable(tiny_language_model(tokenizer, "gpt2", dtype=torch.float32))
+    assert language_model.positions is not None
+    long = " ".join(["the soup was warm and the bread was fresh"] * language_model.positions)
+    scores = text_scores(language_model, [long, f"{long} again", "bad chairs"], 0)
+    assert len(scores["loss"]) == 3
+    assert scores["loss"][0] == scores["loss"][1]
+    read_once(language_model, [long] * 2, 0)
+    assert beginning(language_model, "bad chairs") == "bad chairs"
+    assert long.startswith(beginning(language_model, long))
 
 
 def test_reading_lowers_the_loss_of_what_is_read(tiny: LanguageModel, sentences: list[str]) -> None:

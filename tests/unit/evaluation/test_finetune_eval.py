@@ -20,6 +20,7 @@ from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_
 
 from gradmm.config.settings import FinetuneEvalSettings, ModelSettings
 from gradmm.data.examples import Examples, HeldOut
+from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.evaluation import finetune_eval
 from gradmm.evaluation.finetune_eval import (
@@ -524,3 +525,15 @@ def test_products_have_reduced_precision_in_training_and_evaluation_only(
     with pytest.raises(RuntimeError, match="out of memory"):
         finetuning.finetune(separable(4), Schedule(1e-3, 2), 0)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_real_texts_without_tokens_are_left_out(
+    tiny_model: ModelReference, prompt_template: PromptTemplate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer may have none for a text that is not empty; a private run does not stop for one record."""
+    finetuning = finetuning_of(tiny_model, prompt_template)
+    examples = finetuning.tokenised(LabelledTexts(("good soup", "", "bad chairs"), (1, 0, 0)))
+    assert examples.labels == (1, 0)
+    expected = tokenise_texts(finetuning.tokenizer, ["good soup", "bad chairs"], 64, "test")
+    assert [examples.texts[i] for i in range(2)] == expected
+    assert "1 rows without tokens are left out" in caplog.text

@@ -19,7 +19,8 @@ from gradmm.evaluation import memory_plan as module
 from gradmm.evaluation.memory_plan import LIBRARIES, finetuning_bytes, memory_plan
 from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.language_model import LanguageModel, read_pretrained
-from gradmm.lm.template import TokenisedTemplate
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from tests.conftest import tiny_language_model
 from tests.unit.evaluation.test_trainable import CPU, FAMILIES, RANK, saved
 
@@ -118,6 +119,44 @@ def test_workers_share_weights_that_need_no_conversion(
         copies = 1 if rank is None else 2
         assert together["finetune_eval"] == at_rest + 3 * (alone["finetune_eval"] - copies * shared)
         del model
+
+
+@pytest.mark.parametrize(
+    ("execution", "gpus", "expected"),
+    [
+        ({"runner": "processes"}, 0, 1),
+        ({"runner": "processes", "workers": 3}, 0, 3),
+        ({"runner": "dask"}, 0, 16),
+        ({"runner": "ray", "workers": 2}, 0, 2),
+        ({"runner": "ray", "address": "ray://elsewhere:10001"}, 0, 1),
+        ({"runner": "processes"}, 8, 1),
+        ({"runner": "processes", "workers": 8}, 8, 1),
+        ({"runner": "processes", "workers": 9}, 8, 2),
+    ],
+)
+def test_workers_that_share_a_memory_are_counted(
+    monkeypatch: pytest.MonkeyPatch, execution: dict[str, Any], gpus: int, expected: int
+) -> None:
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    device = torch.device("cuda" if gpus else "cpu")
+    assert module._workers(recipe(execution=execution).execution, device) == expected
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_fine_tuning_with_soft_labels_holds_a_row_for_each_beginning_of_a_response(
+    phi: LanguageModel,
+) -> None:
+    """Verbalisers of several tokens begin differently, so a text is read once for each of them."""
+    verbalisers = {0: " bad chairs", 1: " good bread"}
+    template = tokenise_template(
+        phi, PromptTemplate(suffix=" It was", verbalisers=verbalisers, max_text_tokens=64)
+    )
+    assert len({template.tail(label) for label in (0, 1)}) == 2
+    soft, hard = (memory_plan(recipe(labelling={"labels": labels}), phi, template) for labels in ("soft", "hard"))
+    trained = finetuning_bytes(phi, None)
+    beside = [plan.stages["mia_audit"] - LIBRARIES - trained - phi.weight_bytes for plan in (soft, hard)]
+    assert beside[0] > 1.3 * beside[1]
 
 
 def test_a_large_model_does_not_stay_beside_the_one_that_is_trained(

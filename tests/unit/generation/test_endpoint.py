@@ -154,6 +154,18 @@ def test_texts_are_cut_at_their_number_of_tokens_and_at_sentence_ends(
     assert (whole[0] != PAD).sum() == TOKENS
 
 
+def test_a_text_of_one_token_is_asked_for_again_and_none_ends_within_a_character(
+    served: ServedModel, phi: LanguageModel
+) -> None:
+    replies = iter(["s", "good \U0001f602\U0001f602\U0001f602\U0001f602"])
+    served.reply = lambda _: next(replies)
+    ids = EndpointSampler(phi, INSTRUCTION, endpoint_of(served))(generators(1), TOKENS)
+    written = phi.decode([i for i in ids[0].tolist() if i != PAD])
+    assert written.startswith("good")
+    assert "\ufffd" not in written
+    assert len(served.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("answer", "problem", "fix"),
     [

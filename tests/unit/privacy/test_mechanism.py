@@ -95,6 +95,16 @@ def test_noise_is_normal_with_the_right_deviation_and_never_the_same_twice() -> 
     assert mechanism().noise((100_000,)).std() == pytest.approx(mechanism().sigma, rel=0.02)
 
 
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_noise_is_finite_and_symmetric_at_the_ends(monkeypatch: pytest.MonkeyPatch, byte: bytes) -> None:
+    monkeypatch.setattr("gradmm.privacy.mechanism.os.urandom", lambda size: byte * size)
+    (value,) = system_standard_normal((1,))
+    assert 8 < abs(value) < 9
+    opposite = bytes([255 - byte[0]])
+    monkeypatch.setattr("gradmm.privacy.mechanism.os.urandom", lambda size: opposite * size)
+    assert system_standard_normal((1,))[0] == pytest.approx(-value, rel=1e-12)
+
+
 def test_discrete_noise_is_normal_with_the_right_deviation() -> None:
     discrete = mechanism(epsilon=1.0, delta=1e-5, sampler="discrete")
     drawn = discrete.noise((20_000,))

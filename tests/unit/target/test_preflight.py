@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradmm.config.loading import load_recipe
 from gradmm.config.settings import PrivacySettings
@@ -56,7 +58,16 @@ def test_a_delta_from_a_tenth_of_a_record_on_is_warned_of(
     assert bool(words) is warned
     if records == 999:
         assert "times 999 declared records is 0.9: a guarantee with this delta would allow" in words
-        assert words.endswith("Set at most 0.0001")
+        assert words.endswith("Set less than 0.0001")
+
+
+@given(records=st.integers(20, 10**8))
+def test_the_delta_that_a_warning_asks_for_is_not_warned_of(records: int) -> None:
+    words = delta_warning(PrivacySettings(epsilon=1.0, delta=1 / records, declared_records=records))
+    asked = float(words.rpartition(" ")[2])
+    again = PrivacySettings(epsilon=1.0, delta=0.999 * asked, declared_records=records)
+    assert delta_warning(again) == ""
+    assert asked > 0.085 / records
 
 
 def test_the_expected_cosine_is_the_mean_cosine_of_a_signal_of_that_norm() -> None:

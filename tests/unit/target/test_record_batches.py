@@ -274,6 +274,18 @@ def test_one_record_cannot_stop_a_private_sum(
     assert all(value.isfinite().all() for value in (*noisy.values(), moments.second_moment))
 
 
+def test_a_record_without_tokens_counts_as_zero_without_a_probe_too(
+    phi: LanguageModel, template: TokenisedTemplate
+) -> None:
+    settings = TargetGradientSettings(batch_size=4, probe_share=0.0, token_share=0.0)
+    with_, without = (
+        target_sums(phi, template, LabelledTexts(chosen, (0,) * len(chosen)), settings, C, mechanism())
+        for chosen in (("", *SHORT), SHORT)
+    )
+    assert (with_.ignored, without.ignored) == (1, 0)
+    assert moved(with_, without) == 0.0
+
+
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_a_class_without_records_is_released_as_noise(
     phi: LanguageModel, template: TokenisedTemplate, with_probe: bool
