@@ -16,12 +16,12 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import chi2, norm
 
 from gradmm.audits.canaries import CANARY_NORM, CanaryRelease
 from gradmm.config.settings import Settings
-from gradmm.privacy.mechanism import SUM_SLACK, GaussianMechanism, discrete_multiplier, gaussian_delta
+from gradmm.privacy.mechanism import SUM_SLACK, GaussianMechanism, gaussian_delta
 
 #: Coordinates of a part that are kept from each release, to be compared with those of others.
 KEPT = 256
@@ -61,14 +61,31 @@ def required_sigma(claim: GaussianMechanism) -> float:
     sensitivity = claim.clipping_norm * (2.0 if claim.adjacency == "replace" else 1.0)
     if claim.calibration == "paper":
         return sensitivity * math.sqrt(2 * math.log(1.25 / claim.delta)) / claim.epsilon
-    if claim.discrete:
-        return sensitivity * discrete_multiplier(claim.epsilon, claim.delta)
+    delta_of = zcdp_delta if claim.discrete else gaussian_delta
 
     def excess(log_multiplier: float) -> float:
-        return gaussian_delta(math.exp(log_multiplier), claim.epsilon) - claim.delta
+        return delta_of(math.exp(log_multiplier), claim.epsilon) - claim.delta
 
     log_multiplier: float = brentq(excess, -20.0, 20.0, xtol=1e-12)  # pyright: ignore
     return sensitivity * math.exp(log_multiplier)
+
+
+def zcdp_delta(multiplier: float, epsilon: float) -> float:
+    """Compute delta at epsilon of rho-zCDP with rho = 1 / (2 multiplier^2) (Canonne et al. 2020, Corollary 13).
+
+    The smallest over orders a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) * (1 - 1/a)^a.
+    """
+    rho = 0.5 / multiplier**2
+
+    def log_delta(log_excess: float) -> float:
+        a = 1 + math.exp(log_excess)
+        return (a - 1) * (a * rho - epsilon) - math.log(a - 1) + a * math.log1p(-1 / a)
+
+    # A grid finds the valley, in which the function is convex.
+    grid = np.linspace(-12.0, 24.0, 400)
+    best = float(grid[np.argmin([log_delta(each) for each in grid])])
+    found = minimize_scalar(log_delta, bounds=(best - 0.1, best + 0.1), method="bounded", options={"xatol": 1e-9})
+    return math.exp(min(0.0, float(found.fun)))
 
 
 def check_sensitivity(release: CanaryRelease, rng: np.random.Generator) -> Check:
