@@ -19,9 +19,10 @@ GRID_BITS = 20
 
 #: Bound on the rounding errors of a sum in float64, relative to the clipping norm. Each batch is summed by a
 #: matrix product, with an error of at most 2^-53 times the number of its terms times the sum of their norms;
-#: batches are added without error. Up to 2^28 records x rows of a batch x response tokens, the bound holds if no
-#: term of a clipped vector, before the centre is subtracted, is longer than 16 C.
+#: batches are added without error. Up to `MAX_TERMS` records x rows of a batch x response tokens, the bound holds
+#: if no term of a clipped vector, before the centre is subtracted, is longer than 16 C.
 SUM_SLACK = 2.0**-20
+MAX_TERMS = 2**28
 
 
 class GaussianMechanism(Settings):

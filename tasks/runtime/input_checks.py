@@ -15,12 +15,14 @@ from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError, together
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.privacy.mechanism import MAX_TERMS
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import DataReference, read_model
 from gradmm.tasks.runtime.stage_task import RunContext
 
 if TYPE_CHECKING:
     from gradmm.evaluation.memory_plan import MemoryPlan
+    from gradmm.lm.template import TokenisedTemplate
 
 
 def check_model(
@@ -48,6 +50,7 @@ def check_model(
     plan, *_ = together(
         partial(memory_plan, recipe, language_model, template),
         partial(check_lora_is_installed, recipe.finetune_eval.lora_rank),
+        partial(_check_rounding, recipe, template),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes
@@ -57,6 +60,17 @@ def check_model(
     if recipe.label_filter.enabled:
         exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)
     return plan
+
+
+def _check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
+    """Raise an InputError if rounding a private sum could move it by more than the sensitivity allows for."""
+    records = recipe.privacy.declared_records
+    if recipe.privacy.epsilon is None or recipe.privacy.sampler == "discrete" or records is None:
+        return
+    most = MAX_TERMS // (records * max(map(len, template.responses.values())))
+    if recipe.target_gradient.batch_size > most:
+        fix = f"set at most {most}, or privacy.sampler=discrete" if most else "set privacy.sampler=discrete"
+        raise InputError(f"sums of {records:,} records are rounded too much", "target_gradient.batch_size", fix)
 
 
 @task(name="model_check", persist_result=False, result_serializer="json")

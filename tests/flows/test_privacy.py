@@ -575,6 +575,10 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
         ),
         ({"execution": {"runner": "ray"}}, r"execution.runner=ray: .*is not installed"),
         ({"finetune_eval": {"lora_rank": 2}}, "finetune_eval.lora_rank: peft is not installed"),
+        (
+            {"privacy": {"epsilon": 4.0, "delta": 1e-9, "declared_records": 10**8}},
+            r"sums of 100,000,000 records are rounded too much; set at most 2, or privacy\.sampler=discrete",
+        ),
         ({}, r"target_\w+: takes .* GiB of memory .*, and 0.0 GiB are there"),
     ],
 )
