@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -157,8 +158,13 @@ class StageRuns:
         return self._result(stage, arguments, state)
 
     def _arguments(self, stage: Task[..., StageArtifact], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of one call: the inputs, and the context with their cache key."""
-        return {"context": self.context.for_stage(stage.name, inputs), **inputs}
+        """Return the arguments of one call: the inputs, and the context with their cache key.
+
+        A stage that is never taken from the cache has a key of its own each time, so that it replaces no other
+        run's result.
+        """
+        own = {"call": secrets.token_hex(8)} if stage.name in NEVER_CACHED else {}
+        return {"context": self.context.for_stage(stage.name, {**inputs, **own}), **inputs}
 
     def _configured(self, stage: Task[..., StageArtifact], merge: str | None = None) -> Task[..., StageArtifact]:
         """Return the task with the run's result storage. Forcing `merge` also forces the shards that it merges."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ from gradmm.privacy.guarantee import Guarantee
 from gradmm.privacy.ledger import Budget, Entry, Ledger
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import METADATA_KEY, Root
+from gradmm.storage.location import read_bytes
 from gradmm.target import checkpoint
 from gradmm.target.probe import Moments, Probe
 from gradmm.target.tables import matrix_of
@@ -240,6 +242,9 @@ def test_an_upgrade_makes_changed_stages_again_and_draws_no_target_that_the_budg
         "memorisation",
     ]
     assert again == ["mechanism_audit", *from_selection_on]  # the audit is never cached
+    # Nor does it replace the one that an earlier run's report shows.
+    for audit in (record.stage("mechanism_audit") for record in (first, second)):
+        assert hashlib.sha256(read_bytes(audit.path)).hexdigest() == audit.sha256
     assert second.stage("target_gradient").sha256 == first.stage("target_gradient").sha256
     blocks = {name: getattr(private_recipe(), name) for name in Recipe.model_fields}
     state = distil(**blocks, root=tmp_path, return_state=True)
