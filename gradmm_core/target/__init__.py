@@ -3,6 +3,7 @@
 target_space: the linear map and the centres, from public text.
 features: the features of texts for the probe, scaled by public text.
 record_batches: the records' vectors, each computed so that it depends on its record alone.
+independent_rows: how many texts a batch may hold, such that none depends on the others.
 unit_groups: the records of each unit of privacy, combined so that they are clipped together.
 target_gradient: the sums of the records' clipped vectors, with noise.
 checkpoint: the unfinished sums on disk.
