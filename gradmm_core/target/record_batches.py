@@ -111,11 +111,14 @@ class RecordBatches:
         gradients.hidden[[row for row, text in enumerate(texts) if not text]] = torch.nan
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
         each = None if features is None else features[:, None]
-        tokens = None
-        if self._token_weights is not None:
-            fillers: list[list[int]] = [[]] * (rows - len(texts))
-            tokens = token_presence(texts + fillers, self._token_weights).to(present.device)
+        tokens = self.token_vectors(texts + [[]] * (rows - len(texts)))
         return RecordVectors(self.space.project(gradients, label), each, present, tokens=tokens)
+
+    def token_vectors(self, texts: list[list[int]]) -> Float[Tensor, "texts tokens"] | None:
+        """Compute each text's `token_presence`; None if no token rates are released."""
+        if self._token_weights is None:
+            return None
+        return token_presence(texts, self._token_weights).to(self.language_model.device)
 
     @cached_property
     def _token_weights(self) -> Float[Tensor, " vocabulary"] | None:

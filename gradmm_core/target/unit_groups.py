@@ -50,32 +50,33 @@ class UnitGroups:
         groups = unit_groups(data, label, self.rows_per_unit)
         if not groups:
             yield from self.record_batches(texts, np.empty(0, dtype=np.int64), label)
-        rows = self.record_batches.rows
-        for chunk in _chunks(groups[skip:]):
-            vectors = self._of_records(texts, [row for group, _ in chunk for row in group], label)
-            for start in range(0, len(chunk), rows):
-                part = chunk[start : start + rows]
-                yield [row for group, _ in part for row in group], self._combined(vectors, part)
+        rows, begin = self.record_batches.rows, 0
+        for chunk in _chunks(groups):
+            parts = [chunk[start : start + rows] for start in range(0, len(chunk), rows) if begin + start >= skip]
+            begin += len(chunk)
+            if not parts:
+                continue
+            vectors = self._of_records(texts, [row for part in parts for group, _ in part for row in group], label)
+            for part in parts:
+                yield [row for group, _ in part for row in group], self._combined(texts, vectors, part)
 
     def _of_records(self, texts: TokenIds, records: list[int], label: int) -> dict[int, RecordVectors]:
-        """Compute each record's vector, as a batch of one."""
+        """Compute each record's vector, as a batch of one; without tokens, whose vectors are long."""
         found = {}
         for numbers, vectors in self.record_batches(texts, np.array(records), label):
-            gradients, features, tokens = vectors.gradients, vectors.features, vectors.tokens
+            gradients, features = vectors.gradients, vectors.features
             for row, number in enumerate(numbers):
                 one = slice(row, row + 1)
                 own = HeadGradients(gradients.residual[one], gradients.hidden[one], gradients.centre)
                 present = torch.ones(1, dtype=torch.bool, device=own.hidden.device)
-                found[number] = RecordVectors(
-                    own,
-                    None if features is None else features[one],
-                    present,
-                    tokens=None if tokens is None else tokens[one],
-                )
+                found[number] = RecordVectors(own, None if features is None else features[one], present)
         return found
 
-    def _combined(self, vectors: dict[int, RecordVectors], groups: list[Group]) -> RecordVectors:
-        """Combine the records of each group to one row."""
+    def _combined(self, texts: TokenIds, vectors: dict[int, RecordVectors], groups: list[Group]) -> RecordVectors:
+        """Combine the records of each group to one row.
+
+        A private run fills up the rows, so that the number of other groups does not change a group's bits.
+        """
         members = [[vectors[row] for row in group] for group, _ in groups]
         device = members[0][0].gradients.hidden.device
         counts = torch.tensor([len(group) for group in members], dtype=torch.float64, device=device)
@@ -92,12 +93,23 @@ class UnitGroups:
             hidden = torch.cat([hidden, centre.expand(len(groups), -1, -1)], dim=1)
         of_texts = [[each.features[0] for each in group if each.features is not None] for group in members]
         features = self._stacked(of_texts) if of_texts[0] else None
-        of_tokens = [[each.tokens[0] for each in group if each.tokens is not None] for group in members]
-        tokens = None
-        if of_tokens[0]:
-            tokens = torch.stack([torch.stack(group).sum(dim=0) for group in of_tokens]) / records[:, None]
+        of_tokens = [self.record_batches.token_vectors([texts[row] for row in group]) for group, _ in groups]
+        sums = [each.sum(dim=0) for each in of_tokens if each is not None]
+        tokens = torch.stack(sums) / records[:, None] if sums else None
         present = torch.ones(len(groups), dtype=torch.bool, device=device)
-        return RecordVectors(HeadGradients(residual, hidden), features, present, UnitSizes(records, share), tokens)
+        fill = self._filled
+        return RecordVectors(
+            HeadGradients(fill(residual), fill(hidden)),
+            None if features is None else fill(features),
+            fill(present),
+            UnitSizes(fill(records, 1), fill(share, 1)),
+            None if tokens is None else fill(tokens),
+        )
+
+    def _filled(self, rows: Tensor, value: int = 0) -> Tensor:
+        """Append rows of a value, in a private run."""
+        missing = self.record_batches.rows - len(rows) if self.record_batches.private else 0
+        return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)])
 
     def _stacked(
         self, groups: list[list[Float[Tensor, "positions width"]]]

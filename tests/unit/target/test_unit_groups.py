@@ -164,17 +164,21 @@ def test_a_class_without_records_has_sums_of_zeros(phi: LanguageModel, template:
     assert noisy[1].shape == noisy[0].shape
 
 
+@pytest.mark.parametrize(("chunk", "batch"), [(1, 1), (5, 2), (5, 4)])
 @pytest.mark.parametrize("killed_after", [1, 2, 4])
 def test_a_killed_sum_of_units_goes_on_to_the_same_bits(
     phi: LanguageModel,
     template: TokenisedTemplate,
     killed_after: int,
+    chunk: int,
+    batch: int,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gradmm.target.checkpoint.SECONDS_BETWEEN_WRITES", 0.0)
-    monkeypatch.setattr(module, "CHUNK", 1)
-    data, settings = people(2, 3, 1, 4, 2, 1), TargetGradientSettings(batch_size=1, token_share=0.3)
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    data = people(2, 3, 1, 4, 2, 1, 3, 2, 5)
+    settings = TargetGradientSettings(batch_size=batch, token_share=0.3)
     space = spaces(phi, template)["public-subspace"]
     unfinished = UnfinishedSums(tmp_path_factory.mktemp("sums") / "sums")
 
@@ -195,8 +199,22 @@ def test_a_killed_sum_of_units_goes_on_to_the_same_bits(
     with pytest.raises(KeyboardInterrupt):
         sums(unfinished)
     resumed = sums(unfinished)
-    assert len(writes) - killed_after == sum(undisturbed.records.values()) - killed_after
     assert moved(resumed, undisturbed) == 0.0
+
+
+def test_the_rows_of_units_are_filled_up_in_a_private_run(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    data, space = people(2, 3, 1), spaces(phi, template)["public-subspace"]
+    ids = tokenise_split(phi.tokenizer, data.texts, template.max_text_tokens, None)
+    for private in (True, False):
+        batches = RecordBatches(phi, template, space, 8, private=private)
+        ((records, vectors),) = module.UnitGroups(batches, 2)(ids, data, 0)
+        groups = unit_groups(data, 0, 2)
+        assert records == [row for group, _ in groups for row in group]
+        assert vectors.present.tolist() == [True] * len(groups) + [False] * (8 - len(groups)) * private
+        assert vectors.units is not None
+        assert vectors.tokens is not None
+        rows = {len(each) for each in (vectors.gradients.hidden, vectors.tokens, vectors.units.records)}
+        assert rows == {8 if private else len(groups)}
 
 
 @given(units=st.lists(st.integers(0, 6), max_size=40), rows_per_unit=st.integers(1, 5), data=st.data())
