@@ -94,16 +94,15 @@ class Watched:
 def contents(root: Path) -> dict[str, bytes]:
     """All files of a root by their names, without runs that were not finished; those of the last run by theirs.
 
-    But for the rows of the mechanism's audit, which draws noise anew, and Prefect's records of tasks that failed,
-    `results/<digest>`, which `gradmm clean` removes.
+    But for the mechanism's audits, which every run draws anew under a key of its own, and Prefect's records of
+    tasks that failed, `results/<digest>`, which `gradmm clean` removes.
     """
     files = {file.relative_to(root): file for file in root.rglob("*") if file.is_file()}
     *_, last = sorted(root.glob("runs/*/run.json"))
     of_failure = {name for name in files if name.parent == Path("results")}
     named = {n.as_posix(): file for n, file in files.items() if n.parts[0] != "runs" and n not in of_failure}
     named |= {f.relative_to(last.parent).as_posix(): f for f in last.parent.rglob("*") if f.is_file()}
-    drawn = "stages/mechanism_audit/"
-    return {name: file.read_bytes() for name, file in named.items() if not name.startswith(drawn)}
+    return {name: file.read_bytes() for name, file in named.items() if "mechanism_audit" not in name}
 
 
 def are_the_same(mine: dict[str, bytes], its: dict[str, bytes]) -> None:
