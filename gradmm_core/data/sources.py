@@ -136,7 +136,7 @@ def _in_file(file: Path) -> Source:
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON
             # A column name may come from a record, and span lines.
             message = re.sub(r"Column\(.*\)", "a column", str(error), flags=re.DOTALL)
-            # So does a value, where the types of later blocks differ from the first one's.
+            # The message quotes a value where a later block has other types than the first.
             message = re.sub(r"(couldn't parse|invalid value).*", "a value of another type", message, flags=re.S)
             problem = _first_line(message) or type(error).__name__
             raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
