@@ -236,7 +236,7 @@ def _of_workers(at_rest: int, stage: int, shared: int, recipe: Recipe, device: t
 
 def _workers(settings: ExecutionSettings, device: torch.device) -> int:
     """Return how many workers share the memory of this machine, or of one GPU; 1 of a cluster elsewhere."""
-    if settings.address is not None:
+    if settings.runner == "in-process" or settings.address is not None:
         return 1
     if device.type == "cuda":
         devices = max(1, torch.cuda.device_count())
@@ -282,7 +282,7 @@ def _smaller(stage: str, recipe: Recipe, device: torch.device) -> Iterable[tuple
         return recipe.model_copy(update={block: getattr(recipe, block).model_copy(update=values)})
 
     fewer = changed("execution", workers=1)
-    if stage in SHARDED and recipe.execution.runner != "in-process" and _workers(recipe.execution, device) > 1:
+    if stage in SHARDED and _workers(recipe.execution, device) > 1:
         yield "execution.workers=1", fewer
     if stage not in TRAINING:
         block = "target_gradient" if stage == "target_space" else stage

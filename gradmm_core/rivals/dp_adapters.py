@@ -202,7 +202,9 @@ def gradient_rows(
             counts = {len(record) for record in _records(tokens, data, label, everyone)}
             for length in sorted({padded_length(begin + count, language_model.positions) for count in counts}):
                 unclipped = partial(gradients.unclipped, instruction=instruction, length=length)
-                found[begin, length] = independent_rows(language_model, ROWS, length - begin, unclipped)
+                # Instructions of other classes may have as many tokens.
+                most = found.get((begin, length), ROWS)
+                found[begin, length] = independent_rows(language_model, most, length - begin, unclipped)
     return found
 
 

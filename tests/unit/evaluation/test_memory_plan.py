@@ -124,6 +124,7 @@ def test_workers_share_weights_that_need_no_conversion(
 @pytest.mark.parametrize(
     ("execution", "gpus", "expected"),
     [
+        ({"runner": "in-process"}, 0, 1),
         ({"runner": "processes"}, 0, 1),
         ({"runner": "processes", "workers": 3}, 0, 3),
         ({"runner": "dask"}, 0, 16),

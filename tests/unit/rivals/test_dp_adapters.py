@@ -145,6 +145,19 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
 
     monkeypatch.setattr(RecordGradients, "unclipped", by_row)
     assert set(gradient_rows(*asked).values()) == {1}
+    first, second = (ids_of(adapted, instruction) for instruction in INSTRUCTIONS.values())
+    assert len(first) == len(second)
+
+    def by_row_of_first(gradients: Any, records: Any, instruction: list[int], *more: Any, **named: Any) -> Any:
+        return (by_row if instruction == first else whole)(gradients, records, instruction, *more, **named)
+
+    monkeypatch.setattr(RecordGradients, "unclipped", by_row_of_first)
+    of_both = gradient_rows(*asked)
+    monkeypatch.setattr(RecordGradients, "unclipped", whole)
+    only_second = gradient_rows(*asked[:3], {1: INSTRUCTIONS[1]})
+    only_first = gradient_rows(*asked[:3], {0: INSTRUCTIONS[0]})
+    assert {of_both[shape] for shape in only_first} == {1}
+    assert {of_both[shape] for shape in only_second if shape not in only_first} <= {5}
     passes = count()
 
     def by_pass(*arguments: Any, **named: Any) -> torch.Tensor:
