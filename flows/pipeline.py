@@ -124,8 +124,7 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
         runs.run(
             mechanism_audit_stage,
             mechanism=plan.mechanism,
-            probe_share=plan.target.probe_share,
-            token_share=plan.target.token_share,
+            target=plan.target,
             settings=recipe.mechanism_audit,
             seed=recipe.seed,
         )

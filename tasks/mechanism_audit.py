@@ -5,7 +5,7 @@ Every private run audits the code that it runs, so the result is never taken fro
 
 from __future__ import annotations
 
-from gradmm.config.settings import MechanismAuditSettings
+from gradmm.config.settings import MechanismAuditSettings, TargetGradientSettings
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
@@ -15,12 +15,14 @@ from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 def mechanism_audit(
     context: RunContext,
     mechanism: GaussianMechanism,
-    probe_share: float,
-    token_share: float,
+    target: TargetGradientSettings,
     settings: MechanismAuditSettings,
     seed: int,
 ) -> Outcome:
     """Audit a run's mechanism before private records are read.
+
+    Args:
+        target: says which parts a record's vector has.
 
     Raises:
         RuntimeError: if a check fails, or the certified epsilon exceeds the claim.
@@ -28,7 +30,7 @@ def mechanism_audit(
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.audits import mechanism_audit as audit
 
-    norms = ReleaseNorms.of(mechanism.clipping_norm, probe_share, token_share)
+    norms = ReleaseNorms.of_target(mechanism.clipping_norm, target)
     found = audit.mechanism_audit(mechanism, norms, settings, seed)
     found.require_pass()
     return found.as_frame(), found.figures

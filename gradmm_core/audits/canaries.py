@@ -104,7 +104,7 @@ class CanaryRelease:
                 dense = gradients[rows] + (0.0 if centre is None else centre)
                 # As factors: the unit vector e_t as residual, and row t of the matrix as hidden state.
                 unit = torch.eye(ROWS, dtype=torch.float64).expand(len(rows), -1, -1)
-                probed = features[rows, None] if self.norms.second_moment else None
+                probed = features[rows, None] if self.norms.class_sum else None
                 counted = share[rows, None] * tokens[rows] if self.norms.token_sum else None
                 units = UnitSizes(1 / share[rows], share[rows])
                 vectors = RecordVectors(HeadGradients(unit, dense, centre), probed, present[rows], units, counted)
@@ -118,7 +118,8 @@ class CanaryRelease:
         if moments is not None:
             for label, total in moments.class_sums.items():
                 vector[f"class sum {label}"] = total * self.norms.class_sum
-            vector["second moment"] = moments.second_moment * self.norms.second_moment
+            if moments.second_moment is not None:
+                vector["second moment"] = moments.second_moment * self.norms.second_moment
         if tokens is not None:
             for label, total in tokens.sums.items():
                 vector[f"token sum {label}"] = total * self.norms.token_sum

@@ -204,6 +204,13 @@ class TargetGradientSettings(Settings):
         description="Leading directions of public hidden states used by the probe. 'auto': as many as the noise "
         "allows, given privacy.declared_records; no probe if these are too few.",
     )
+    probe_covariance: Literal["auto", "records", "public"] = Field(
+        default="auto",
+        description="Covariance of the hidden states that the probe assumes. 'records': that of the records, for "
+        "which their second moment is released with most of the probe's share. 'public': that of public text; the "
+        "classes' sums have the whole share, in 16 directions, and the probe labels texts but chooses none. "
+        "'auto': 'records' if the noise allows it, else 'public'.",
+    )
     public_texts: Count = Field(default=1000, description="Public texts sampled from the model per class.")
     public_text_tokens: Count = 25
 
@@ -214,12 +221,14 @@ class TargetGradientSettings(Settings):
         return self
 
     def key_fields(self) -> dict[str, Any]:
-        """Return the settings that determine the result. A target without token rates keeps its earlier key."""
+        """Return the settings that determine the result. A target without newer parts keeps its earlier key."""
         fields = super().key_fields()
         if self.token_share == 0:
             del fields["token_share"]
         else:
             fields["token_weights"] = "document frequencies"  # equal for all tokens until 2026-11-26
+        if not self.releases_class_sums_alone:
+            del fields["probe_covariance"]
         return fields
 
     @property
@@ -229,6 +238,16 @@ class TargetGradientSettings(Settings):
             return None
         assert self.probe_dimensions != "auto"
         return self.probe_dimensions
+
+    @property
+    def releases_class_sums_alone(self) -> bool:
+        """Return whether a probe is released without the second moment of the records' features."""
+        return self.probe_share > 0 and self.probe_covariance == "public"
+
+    @property
+    def probe_chooses_texts(self) -> bool:
+        """Return whether texts are chosen by the probe: a search would exploit the errors of class sums alone."""
+        return self.probe_share > 0 and not self.releases_class_sums_alone
 
     @property
     def uses_public_text(self) -> bool:

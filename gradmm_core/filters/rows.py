@@ -35,4 +35,4 @@ def filters_by_probe(recipe: Recipe, released: TargetGradientSettings) -> bool:
     Args:
         released: the target's settings after parts that do not fit were left out, see `ReleasePlan`.
     """
-    return recipe.label_filter.enabled and released.probe_share > 0 and recipe.generation.probe_weight > 0
+    return recipe.label_filter.enabled and released.probe_chooses_texts and recipe.generation.probe_weight > 0

@@ -94,7 +94,7 @@ def generate_shard(
         matching,
         settings,
         seed,
-        released_probe(target, where.features, template),
+        released_probe(target, where.features, template) if matching.probe_chooses_texts else None,
         tilt,
     )
     return texts, generation_figures(texts) | {TARGET_SHRINKAGE: {str(label): shrinkage}}

@@ -164,7 +164,7 @@ def how_texts_were_made(run: RunRecord) -> str:
     if settings.method == "written" or (search.draws == 1 and not search.rounds):
         return f"Texts are {model}'s samples {after}; {unused}.{words}"
     edits = f", improved by single-word edits in {search.rounds} rounds" if search.rounds else ""
-    uses_probe = run.plan.target.probe_share > 0 and settings.probe_weight > 0
+    uses_probe = run.plan.target.probe_chooses_texts and settings.probe_weight > 0
     probe = ", and by the loss of a linear probe of the model's hidden states" if uses_probe else ""
     return (
         f"Each text is the best of {search.draws} samples of {model} {after}{edits}. Texts are ranked by how "
@@ -194,7 +194,7 @@ def how_texts_were_labelled(run: RunRecord) -> str:
 def how_texts_were_filtered(run: RunRecord) -> str:
     """List the filters in one sentence."""
     recipe = run.recipe
-    probe = " and the probe" if run.plan.target.probe_share > 0 and recipe.generation.probe_weight > 0 else ""
+    probe = " and the probe" if run.plan.target.probe_chooses_texts and recipe.generation.probe_weight > 0 else ""
     labels = f"classification by the model{probe}{'' if recipe.label_filter.enabled else ' (disabled)'}"
     if recipe.generation.method == "written":
         return f"{labels}, and removal of near duplicates."
@@ -235,7 +235,8 @@ def _calibration(guarantee: Guarantee) -> str:
 def _target_space(settings: TargetGradientSettings) -> str:
     size = f" of {settings.subspace_dimensions} dimensions" if settings.space == "public-subspace" else ""
     centred = ", centred on the gradient of public text" if settings.centred else ""
-    probe = f"; {settings.probe_share:.0%} of C squared for a probe" if settings.probe_share > 0 else ""
+    what = "the class sums of a probe" if settings.releases_class_sums_alone else "a probe"
+    probe = f"; {settings.probe_share:.0%} of C squared for {what}" if settings.probe_share > 0 else ""
     tokens = f"; {settings.token_share:.0%} for token rates" if settings.token_share > 0 else ""
     return f"{settings.space}{size}{centred}{probe}{tokens}"
 

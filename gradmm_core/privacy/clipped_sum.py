@@ -114,7 +114,7 @@ class RecordSums:
     Attributes:
         gradient: rows x dimensions; the clipped gradients.
         class_sum: 1 x features; the features x, times `norms.class_sum`. Zero without a probe.
-        second_moment: features x features; x x^T, times `norms.second_moment`. Zero without a probe.
+        second_moment: features x features; x x^T, times `norms.second_moment`. Zero if not released.
         token_sum: 1 x tokens; the texts' tokens, times `norms.token_sum`. Zero if not released.
         records: the number of records that were added.
         ignored: the number of those that count as zero.
@@ -149,8 +149,9 @@ class RecordSums:
             ones = weights.expand(-1, features.shape[1], 1)
             sums = HeadGradients(ones, norms.class_sum * features)
             self.class_sum.add(sums, norms.class_sum * share.sqrt(), mechanism, counted)
-            products = HeadGradients(weights * features, norms.second_moment * features)
-            self.second_moment.add(products, norms.second_moment * share, mechanism, counted)
+            if norms.second_moment:
+                products = HeadGradients(weights * features, norms.second_moment * features)
+                self.second_moment.add(products, norms.second_moment * share, mechanism, counted)
         if tokens is not None:
             whole = HeadGradients(torch.ones_like(tokens[:, :1, None]), norms.token_sum * tokens[:, None])
             self.token_sum.add(whole, norms.token_sum * share.sqrt(), mechanism, counted)

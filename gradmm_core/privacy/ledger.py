@@ -112,7 +112,8 @@ def release_of(
         space=", and ".join(
             [
                 space,
-                *(["a probe"] if settings.probe_share > 0 else []),
+                *(["class sums of a probe"] if settings.releases_class_sums_alone else []),
+                *(["a probe"] if settings.probe_chooses_texts else []),
                 *(["token rates"] if settings.token_share > 0 else []),
             ]
         ),

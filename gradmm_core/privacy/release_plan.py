@@ -13,8 +13,8 @@ class ReleasePlan(Settings):
 
     Attributes:
         mechanism: adds the noise; None in a run without privacy.
-        target: the recipe's `target_gradient`, with a number for `probe_dimensions="auto"`, and without the parts
-            that the noise would drown.
+        target: the recipe's `target_gradient`, with "auto" resolved, and without the parts that the noise would
+            drown.
         clipping_norm: C, the largest norm of one record's whole vector.
         declared_records: the public size of the data set; None if it is not declared.
     """
@@ -27,7 +27,7 @@ class ReleasePlan(Settings):
     @property
     def norms(self) -> ReleaseNorms:
         """The largest norm of each part of one record's vector."""
-        return ReleaseNorms.of(self.clipping_norm, self.target.probe_share, self.target.token_share)
+        return ReleaseNorms.of_target(self.clipping_norm, self.target)
 
     @property
     def charged(self) -> bool:

@@ -27,7 +27,11 @@ MAX_DIMENSIONS = 1024
 COMMON_TOKEN = 0.05
 
 #: Below this, the search exploits the probe's errors: see docs/research/few-records.md, "Few rows and much noise".
+#: Class sums alone have this number: see docs/research/labels.md, "Class sums alone".
 MIN_DIMENSIONS = 16
+
+#: Largest noise in a class's count, as a share of all records, with which class sums alone are released.
+COUNT_NOISE = 1 / 16
 
 
 class ReleaseNorms(NamedTuple):
@@ -51,7 +55,7 @@ class ReleaseNorms(NamedTuple):
         Args:
             probe_share, token_share: shares of C^2 of the probe and of the token sums; at least 0, and less than 1
                 together.
-            class_sum_share: the class sums' share of the probe's part.
+            class_sum_share: the class sums' share of the probe's part; 1 without a second moment.
         """
         probe = clipping_norm * math.sqrt(probe_share)
         return cls(
@@ -61,6 +65,12 @@ class ReleaseNorms(NamedTuple):
             clipping_norm * math.sqrt(token_share),
         )
 
+    @classmethod
+    def of_target(cls, clipping_norm: float, settings: TargetGradientSettings) -> ReleaseNorms:
+        """Divide C = `clipping_norm` among the parts that `settings` release."""
+        class_sums = 1.0 if settings.releases_class_sums_alone else CLASS_SUM_SHARE
+        return cls.of(clipping_norm, settings.probe_share, settings.token_share, class_sums)
+
 
 def with_parts_that_fit(
     settings: TargetGradientSettings,
@@ -69,11 +79,12 @@ def with_parts_that_fit(
     declared_records: int | None,
     classes: int,
 ) -> TargetGradientSettings:
-    """Leave out parts that the noise would drown, and replace `probe_dimensions='auto'` by a number.
+    """Leave out parts that the noise would drown, and resolve `probe_dimensions` and `probe_covariance`.
 
     Token rates are left out if `tokens_fit` says so; the probe then has their share of C^2. The probe has
-    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, there is no probe, and the
-    gradient has its share. The result depends on public quantities only.
+    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, it has the covariance of
+    public text, and its class sums alone are released; if not even these fit (`class_sums_fit`), there is no
+    probe, and the gradient has its share. The result depends on public quantities only.
 
     Args:
         sigma: standard deviation of the release's noise; None without noise.
@@ -84,16 +95,32 @@ def with_parts_that_fit(
         if not tokens_fit(norm, sigma, declared_records, classes):
             share = settings.probe_share + settings.token_share if settings.probe_share else 0.0
             settings = settings.model_copy(update={"token_share": 0.0, "probe_share": share})
-    if settings.probe_share == 0 or settings.probe_dimensions != "auto":
+    if settings.probe_share == 0:
         return settings
-    if sigma is None:
-        return settings.model_copy(update={"probe_dimensions": MAX_DIMENSIONS})
-    assert declared_records is not None  # the recipe's validation requires it
-    norms = ReleaseNorms.of(clipping_norm, settings.probe_share, settings.token_share)
-    fitting = fitting_dimensions(norms.second_moment, sigma, declared_records)
-    if fitting < MIN_DIMENSIONS:
-        return settings.model_copy(update={"probe_share": 0.0})
-    return settings.model_copy(update={"probe_dimensions": min(MAX_DIMENSIONS, fitting)})
+    return _with_probe_that_fits(settings, clipping_norm, sigma, declared_records)
+
+
+def _with_probe_that_fits(
+    settings: TargetGradientSettings, clipping_norm: float, sigma: float | None, declared_records: int | None
+) -> TargetGradientSettings:
+    by_records, by_public_text = (
+        settings.model_copy(update={"probe_covariance": covariance}) for covariance in ("records", "public")
+    )
+    if settings.probe_dimensions != "auto":
+        return by_public_text if settings.probe_covariance == "public" else by_records
+    if settings.probe_covariance != "public":
+        dimensions = MAX_DIMENSIONS
+        if sigma is not None:
+            assert declared_records is not None  # the recipe's validation requires it
+            norm = ReleaseNorms.of_target(clipping_norm, by_records).second_moment
+            dimensions = min(MAX_DIMENSIONS, fitting_dimensions(norm, sigma, declared_records))
+        if dimensions >= MIN_DIMENSIONS:
+            return by_records.model_copy(update={"probe_dimensions": dimensions})
+    if settings.probe_covariance != "records":
+        norm = ReleaseNorms.of_target(clipping_norm, by_public_text).class_sum
+        if sigma is None or class_sums_fit(norm, sigma, declared_records):
+            return by_public_text.model_copy(update={"probe_dimensions": MIN_DIMENSIONS})
+    return settings.model_copy(update={"probe_share": 0.0})
 
 
 def tokens_fit(token_sum_norm: float, sigma: float, records: int, classes: int) -> bool:
@@ -104,6 +131,15 @@ def tokens_fit(token_sum_norm: float, sigma: float, records: int, classes: int) 
     """
     moved = COMMON_TOKEN * records / classes / 4
     return moved * token_sum_norm >= 3 * sigma * math.sqrt(1 + CONSTANT**2)
+
+
+def class_sums_fit(class_sum_norm: float, sigma: float, records: int | None) -> bool:
+    """Return whether the noise in a class's count is at most `COUNT_NOISE` of all records.
+
+    The counts come from the class sums, and divide them.
+    """
+    assert records is not None  # the recipe's validation requires it
+    return sigma / class_sum_norm * math.sqrt(1 + CONSTANT**2) / CONSTANT <= COUNT_NOISE * records
 
 
 def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:

@@ -56,7 +56,7 @@ def matched_target(
     where = from_table(space and space.read_table(), template, matching, device)
     if space is None or records is None:
         return MatchedTarget(released, where, None)
-    norm = ReleaseNorms.of(clipping_norm, matching.probe_share, matching.token_share).gradient
+    norm = ReleaseNorms.of_target(clipping_norm, matching).gradient
     shrinkage = difference_shrinkage(released, records, norm, target.figures["sigma"] or 0.0)
     clip_scale = space.figures["clip_scale"][str(label)]
     mean = where.mean_gradient(released.to(device), label, records, clip_scale, shrinkage)
@@ -72,7 +72,7 @@ def released_probe(
 
 def released_moments(target: StageOutput, template: TokenisedTemplate) -> Moments:
     """Read the sums over the records that were released with the target for a probe."""
-    noise = (target.figures["class_sum_noise"], target.figures["second_moment_noise"])
+    noise = (target.figures["class_sum_noise"], target.figures.get("second_moment_noise"))
     return moments_of(target.read_table(), template.labels, noise)
 
 

@@ -19,9 +19,6 @@ EXPECTED_SHIFT = 0.25
 #: Below this centred cosine, most of the target is noise.
 MIN_CENTRED_COSINE = 0.3
 
-#: Parts of a release that noise can drown: their settings, and what they are called.
-PARTS = {"probe_share": "probe", "token_share": "token rates"}
-
 #: Values of epsilon to suggest.
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -79,8 +76,14 @@ def parts_left_out(recipe: Recipe, plan: ReleasePlan) -> list[str]:
 
 
 def _missing(recipe: Recipe, plan: ReleasePlan) -> list[str]:
-    asked = recipe.target_gradient
-    return [part for name, part in PARTS.items() if getattr(plan.target, name) < getattr(asked, name)]
+    asked, released = recipe.target_gradient, plan.target
+    parts = {
+        "probe": released.probe_share < asked.probe_share,
+        "second moment for the probe, which has the covariance of public text": released.releases_class_sums_alone
+        and not asked.releases_class_sums_alone,
+        "token rates": released.token_share < asked.token_share,
+    }
+    return [part for part, is_missing in parts.items() if is_missing]
 
 
 def _releases_all(recipe: Recipe, epsilon: float) -> bool:

@@ -6,7 +6,8 @@ post-processing:
 
     m_c        class means, from sums and counts
     S          the covariance within classes, mixed with that of public text (1/k in each of k directions) as if k
-               more records had it; eigenvalues below the level of the noise are raised to it
+               more records had it; eigenvalues below the level of the noise are raised to it. If no second moment
+               was released, that of public text alone
     shrinkage  the share of the means' spread that noise and sampling do not explain (the positive part of James
                and Stein's estimator, in the metric of S); 0 for a probe of pure noise
 
@@ -36,7 +37,8 @@ class ClassMeans(NamedTuple):
     """Means of the features and numbers of records of each class, in the order of the labels.
 
     Attributes:
-        counts: at least 1, since noise can take a count below it.
+        counts: at least 1, and twice their noise's standard deviation, since noise can take a count far below
+            its class's records, and the means divide by it.
         sum_noise, count_noise: standard deviation of the noise in each entry of a class's sum of features, and in
             its count.
     """
@@ -53,12 +55,12 @@ class Moments:
 
     Attributes:
         class_sums: sums of x, by label.
-        second_moment: sum of x x^T over all classes; not symmetric if noise was added.
+        second_moment: sum of x x^T over all classes; not symmetric if noise was added. None if not released.
         class_sum_noise, second_moment_noise: standard deviation of the noise in each entry; zero without noise.
     """
 
     class_sums: dict[int, Float[Tensor, " dimensions_and_one"]]
-    second_moment: Float[Tensor, "dimensions_and_one dimensions_and_one"]
+    second_moment: Float[Tensor, "dimensions_and_one dimensions_and_one"] | None
     class_sum_noise: float = 0.0
     second_moment_noise: float = 0.0
 
@@ -66,8 +68,8 @@ class Moments:
         """Divide the sums of the features by the counts."""
         scale = math.sqrt(1 + CONSTANT**2)
         sums = torch.stack(list(self.class_sums.values())) * scale
-        counts = (sums[:, -1] / CONSTANT).clamp_min(1.0)
         noise = self.class_sum_noise * scale
+        counts = (sums[:, -1] / CONSTANT).clamp_min(max(1.0, 2 * noise / CONSTANT))
         return ClassMeans(sums[:, :-1] / counts[:, None], counts, noise, noise / CONSTANT)
 
 
@@ -110,21 +112,10 @@ class Probe:
 
 def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     """Fit the probe to moments, with or without noise."""
-    squared = 1 + CONSTANT**2
     means, counts, sum_noise, _ = moments.class_means()
-    total = counts.sum()
-    shares = counts / total
-    second = squared * (moments.second_moment + moments.second_moment.mT)[:-1, :-1] / 2
-    dimensions = len(second)
-
-    within = second / total - (means.mT * shares) @ means
-    within = (total * within + torch.eye(dimensions).to(within)) / (total + dimensions)
-    # The spectral norm of symmetric noise with variance sd^2 / 2 off the diagonal. Without noise, the share of
-    # public text bounds the eigenvalues from below.
-    noise = math.sqrt(2 * dimensions) * squared * moments.second_moment_noise / float(total)
-    values, vectors = torch.linalg.eigh(within)
-    inverse = (vectors / values.clamp_min(max(noise, 1 / float(total + dimensions)))) @ vectors.mT
-
+    dimensions = means.shape[1]
+    shares = counts / counts.sum()
+    inverse = _inverse_covariance(moments)
     mean = shares @ means
     centred = means - mean
     spread = (shares * ((centred @ inverse) * centred).sum(dim=1)).sum()
@@ -133,3 +124,22 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     weights = shrinkage * (inverse @ centred.mT)
     biases = -shrinkage / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
     return Probe(features, list(moments.class_sums), weights, biases, shrinkage)
+
+
+def _inverse_covariance(moments: Moments) -> Float[Tensor, "dimensions dimensions"]:
+    """Invert the covariance within classes: of the records and public text, or of public text alone."""
+    means, counts, _, _ = moments.class_means()
+    dimensions = means.shape[1]
+    one = torch.eye(dimensions).to(means)
+    if moments.second_moment is None:
+        return dimensions * one
+    squared = 1 + CONSTANT**2
+    total = counts.sum()
+    second = squared * (moments.second_moment + moments.second_moment.mT)[:-1, :-1] / 2
+    within = second / total - (means.mT * (counts / total)) @ means
+    within = (total * within + one) / (total + dimensions)
+    # The spectral norm of symmetric noise with variance sd^2 / 2 off the diagonal. Without noise, the share of
+    # public text bounds the eigenvalues from below.
+    noise = math.sqrt(2 * dimensions) * squared * moments.second_moment_noise / float(total)
+    values, vectors = torch.linalg.eigh(within)
+    return (vectors / values.clamp_min(max(noise, 1 / float(total + dimensions)))) @ vectors.mT

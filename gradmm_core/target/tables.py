@@ -30,7 +30,8 @@ def to_table(
     parts = [("gradient", label, _rows(value)) for label, value in values.items()]
     if moments is not None:
         parts += [("class_sum", label, total[None]) for label, total in moments.class_sums.items()]
-        parts += [("second_moment", -1, moments.second_moment)]
+        if moments.second_moment is not None:
+            parts += [("second_moment", -1, moments.second_moment)]
     if tokens is not None:
         parts += [("token_sum", label, total[None]) for label, total in tokens.sums.items()]
     counts = [len(matrix) for _, _, matrix in parts]
@@ -51,18 +52,22 @@ def matrix_of(table: pa.Table, label: int, part: str = "gradient") -> Float[Tens
     return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).copy())
 
 
-def moments_of(table: pa.Table, labels: Sequence[int], noise: tuple[float, float]) -> Moments:
+def moments_of(table: pa.Table, labels: Sequence[int], noise: tuple[float, float | None]) -> Moments:
     """Read the moments from a table that contains them.
 
     Args:
-        noise: the noise's standard deviations in the class sums and in the second moment.
+        noise: the noise's standard deviations in the class sums and in the second moment; None for the latter if
+            it is not in the table.
 
     Raises:
         InputError: if they are of other classes.
     """
     _check_classes(table, labels, "class_sum")
     sums = {label: matrix_of(table, label, "class_sum")[0].double() for label in labels}
-    return Moments(sums, matrix_of(table, -1, "second_moment").double(), *noise)
+    of_sums, of_second_moment = noise
+    if of_second_moment is None:
+        return Moments(sums, None, of_sums)
+    return Moments(sums, matrix_of(table, -1, "second_moment").double(), of_sums, of_second_moment)
 
 
 def token_sums_of(table: pa.Table, labels: Sequence[int], noise: float) -> TokenSums:

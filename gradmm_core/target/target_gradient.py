@@ -6,7 +6,7 @@ tokens (see `token_rates`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +55,7 @@ class TargetSums:
         text_tokens: the mean number of tokens of a text, by label.
         clip_fraction: the share of records whose gradient was clipped.
         norms: the norm to which each part of a record's vector is clipped.
-        class_sums, second_moment: the probe's sums, in the units of the release (`norms`); None without a probe.
+        class_sums, second_moment: the probe's sums, in the units of the release (`norms`); None if not released.
         token_sums: in the units of the release; None if not released.
     """
 
@@ -73,7 +73,6 @@ class TargetSums:
     def of(cls, sums: dict[int, RecordSums], norms: ReleaseNorms, text_tokens: dict[int, float]) -> TargetSums:
         """Combine the sums over each class's records. The probe's second moment is one sum over all classes."""
         records = {label: of_class.records for label, of_class in sums.items()}
-        probed = norms.second_moment > 0
         return cls(
             values={label: of_class.gradient.total for label, of_class in sums.items()},
             records=records,
@@ -83,10 +82,10 @@ class TargetSums:
             / max(1, sum(records.values())),
             norms=norms,
             class_sums={label: of_class.class_sum.total[0] for label, of_class in sums.items()}
-            if probed
+            if norms.class_sum > 0
             else None,
             second_moment=torch.stack([of_class.second_moment.total for of_class in sums.values()]).sum(dim=0)
-            if probed
+            if norms.second_moment > 0
             else None,
             token_sums={label: of_class.token_sum.total[0] for label, of_class in sums.items()}
             if norms.token_sum > 0
@@ -106,9 +105,10 @@ class TargetSums:
         values = _noisy(self.values, mechanism)
         moments, tokens = None, None
         # Noise before scaling: the discrete guarantee holds for sums on the sampler's grid.
-        if self.class_sums is not None and self.second_moment is not None:
-            class_sums = _noisy(self.class_sums, mechanism)
-            second_moment = _noisy({-1: self.second_moment}, mechanism)[-1]
+        if self.class_sums is not None:
+            class_sums, second_moment = _noisy(self.class_sums, mechanism), None
+            if self.second_moment is not None:
+                second_moment = _noisy({-1: self.second_moment}, mechanism)[-1]
             moments = self._moments(class_sums, second_moment, mechanism.sigma)
         if self.token_sums is not None:
             tokens = self._tokens(_noisy(self.token_sums, mechanism), mechanism.sigma)
@@ -118,11 +118,14 @@ class TargetSums:
         self, class_sums: dict[int, Tensor] | None, second_moment: Tensor | None, sigma: float
     ) -> Moments | None:
         """Convert the sums from the units of the release to those of the features."""
-        if class_sums is None or second_moment is None:
+        if class_sums is None:
             return None
-        sum_norm, moment_norm = self.norms.class_sum, self.norms.second_moment
-        unscaled = {label: total / sum_norm for label, total in class_sums.items()}
-        return Moments(unscaled, second_moment / moment_norm, sigma / sum_norm, sigma / moment_norm)
+        norm = self.norms.class_sum
+        moments = Moments({label: total / norm for label, total in class_sums.items()}, None, sigma / norm)
+        if second_moment is None:
+            return moments
+        norm = self.norms.second_moment
+        return replace(moments, second_moment=second_moment / norm, second_moment_noise=sigma / norm)
 
     def _tokens(self, token_sums: dict[int, Tensor] | None, sigma: float) -> TokenSums | None:
         """Convert the sums from the units of the release to those of `token_presence`."""
@@ -184,11 +187,10 @@ def target_sums(
     tokens = token_counts(texts)
     text_tokens = {label: float(tokens[of].sum() / max(1, len(of))) for label, of in rows.items()}
     if settings.matching == "head":
-        norms = ReleaseNorms.of(
-            clipping_norm,
-            0.0 if space.features is None else settings.probe_share,
-            0.0 if space.frequencies is None else settings.token_share,
-        )
+        # What the space has no map for is not released.
+        unmapped = {"probe_share": space.features, "token_share": space.frequencies}
+        shares = {name: 0.0 for name, needed in unmapped.items() if needed is None}
+        norms = ReleaseNorms.of_target(clipping_norm, settings.model_copy(update=shares))
         record_batches = RecordBatches(language_model, template, space, settings.batch_size, private)
         running = unfinished.read() if unfinished else {}
         for label in template.labels:
@@ -271,9 +273,10 @@ def released_target(
         assert space.features is not None
         figures |= {
             "class_sum_noise": moments.class_sum_noise,
-            "second_moment_noise": moments.second_moment_noise,
             "probe_trust": fit_probe(space.features, moments).shrinkage,
         }
+        if moments.second_moment is not None:
+            figures["second_moment_noise"] = moments.second_moment_noise
     if tokens is not None:
         figures["token_sum_noise"] = tokens.noise
     return to_table(values, moments, tokens), figures

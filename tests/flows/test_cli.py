@@ -478,9 +478,9 @@ def test_an_audit_of_contamination_compares_train_with_test_rows_and_quotes_none
 def test_privacy_says_whether_a_probe_would_be_released(recipe_file: Path, tmp_path: Path) -> None:
     target = "target_gradient={space: public-subspace, centred: true, probe_share: 0.5, token_share: 0}"
     asked = ["privacy", recipe_file, "--root", tmp_path, "--set", target]
-    for records, space in ((8000, "public-subspace, centred"), (80000, "public-subspace, centred, and a probe")):
+    for records, probe in ((800, ""), (8000, ", and class sums of a probe"), (80000, ", and a probe")):
         private = ["--set", f"privacy={{epsilon: 0.05, delta: 1e-5, declared_records: {records}}}"]
-        assert f"({space}) is within the budget" in gradmm(*asked, *private).out
+        assert f"(public-subspace, centred{probe}) is within the budget" in gradmm(*asked, *private).out
 
 
 def test_an_audit_is_of_the_parts_that_would_be_released(
@@ -499,7 +499,11 @@ def test_an_audit_is_of_the_parts_that_would_be_released(
     for share, dimensions in ((0.5, "auto"), (0.5, 4), (0, "auto")):
         probe = f"target_gradient={{probe_share: {share}, token_share: 0, probe_dimensions: {dimensions}}}"
         assert gradmm("audit", recipe_file, *private, "--set", probe).status == 0
-    assert audited == [ReleaseNorms.of(1.0, share) for share in (0.0, 0.5, 0.0)]
+    assert audited == [
+        ReleaseNorms.of(1.0, 0.5, class_sum_share=1.0),
+        ReleaseNorms.of(1.0, 0.5),
+        ReleaseNorms.of(1.0, 0.0),
+    ]
 
 
 def test_an_audit_that_fails_stops_the_run_before_it_reads_data(

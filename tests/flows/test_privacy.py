@@ -448,6 +448,33 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     assert len(releases(recipe, tmp_path)) == 2
 
 
+def test_class_sums_alone_label_texts_and_choose_none(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = {
+        "target_gradient": SPACE | {"probe_dimensions": "auto"},
+        "label_filter": {"enabled": True, "exemplars": [{"text": "fresh bread", "label": 1}], "calibrated": True},
+    }
+    recipe = private_recipe(**changes)  # 200 records leave no second moment
+    with caplog.at_level("INFO", logger="gradmm"):
+        record = run_first(recipe, tmp_path, texts=True)
+    assert any(message.startswith("no second moment for the probe") for message in caplog.messages)
+    released = record.stage("target_gradient")
+    assert "second_moment_noise" not in released.figures
+    parts = released.read().groupby("part")["values"].agg(lambda rows: [len(row) for row in rows]).to_dict()
+    assert parts == {"gradient": [4, 4, 4, 4], "class_sum": [16, 16]}  # 16 public texts: 15 directions
+    (entry,) = releases(recipe, tmp_path)
+    assert entry.release.space == "public-subspace, centred, and class sums of a probe"
+    assert record.stage("generation").read()["probe_loss"].isna().all()
+    upstream = {
+        name: json.loads(pq.read_schema(record.stage(name).path).metadata[METADATA_KEY])["upstream"]
+        for name in ("label_filter", "labelling")
+    }
+    assert ["target" in upstream[name] for name in ("label_filter", "labelling")] == [False, True]
+    trust = pytest.approx(released.figures["probe_trust"], rel=1e-4)  # the table has float32
+    assert record.stage("labelling").figures["probe_trust"] == trust
+
+
 def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
     private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -491,7 +518,8 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
     private_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="gradmm")
-    recipe = private_recipe(target_gradient=SPACE | {"probe_dimensions": "auto"})  # of 200 records
+    by_records = SPACE | {"probe_dimensions": "auto", "probe_covariance": "records"}
+    recipe = private_recipe(target_gradient=by_records)  # of 200 records
     record = run_first(recipe, tmp_path)
     assert any(message.startswith("no probe: too few records") for message in caplog.messages)
     caplog.clear()
@@ -637,17 +665,19 @@ def test_the_discrete_sampler_is_charged_at_what_it_guarantees(
     assert "zero-concentrated" in record.guarantee.accountant
 
 
-@pytest.mark.parametrize("method", ["search", "written"])
+@pytest.mark.parametrize("parts", ["probe", "class sums alone", "token rates"])
 def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_through_the_target_only(
     private_recipe: Callable[..., Recipe],
     tmp_path: Path,
     tiny_data: Path,
     monkeypatch: pytest.MonkeyPatch,
-    method: str,
+    parts: str,
 ) -> None:
     """With the same noisy target, one record more or less changes not a byte of the release."""
     space, privacy, generation = SPACE, {}, {}
-    if method == "written":  # as tilted by token rates
+    if parts == "class sums alone":
+        space = SPACE | {"probe_covariance": "public"}
+    if parts == "token rates":  # which tilt the words
         space, privacy, generation = SPACE | WITH_TOKENS, ENOUGH_FOR_TOKENS, {"method": "written"}
     neighbour = tmp_path / "neighbour"
     shutil.copytree(tiny_data, neighbour)
@@ -661,8 +691,10 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
             return ours(self, mechanism)
         random = torch.Generator().manual_seed(3)
         sums = torch.randn(2, 4, generator=random, dtype=torch.float64)
-        second = torch.randn(4, 4, generator=random, dtype=torch.float64)
-        moments = Moments(dict(enumerate(sums)), second, 0.5, 0.5)
+        moments = Moments(dict(enumerate(sums)), None, 0.5)
+        if self.second_moment is not None:
+            second = torch.randn(4, 4, generator=random, dtype=torch.float64)
+            moments = Moments(dict(enumerate(sums)), second, 0.5, 0.5)
         values = {label: torch.randn(2, 4, generator=random) for label in (0, 1)}
         if self.token_sums is None:
             return Released(values, moments, None)
@@ -677,8 +709,10 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
         changes = {"data": {"path": str(data)}, "target_gradient": space, "generation": generation}
         record = run(private_recipe(privacy, **changes), tmp_path / name)
         assert record.stage("target_gradient").figures["records"]["0"] == 20 - (name == "other")
-        parts = set(record.stage("target_gradient").read()["part"])
-        assert ("token_sum" in parts) == (method == "written")
+        released = {"gradient", "class_sum", "second_moment"}
+        released -= {"second_moment"} if parts == "class sums alone" else set()
+        released |= {"token_sum"} if parts == "token rates" else set()
+        assert set(record.stage("target_gradient").read()["part"]) == released
         published.append(snapshot(tmp_path / name, f"runs/{record.run_id}/release/**/*"))
     assert set(published[0]) == RELEASE_FILES
     assert published[0] == published[1]

@@ -15,9 +15,15 @@ C = 0.7
 CANARIES = 40
 
 
-def release(probe_share: float, token_share: float = 0.0, **changes: Any) -> CanaryRelease:
+#: Shares of C^2 for a probe and for token sums, and the class sums' share of the probe's.
+SHARES = [(0.0, 0.0, 0.3), (0.5, 0.0, 0.3), (0.3, 0.6, 0.3), (0.0, 0.5, 0.3), (0.5, 0.3, 1.0)]
+
+
+def release(
+    probe_share: float, token_share: float = 0.0, class_sum_share: float = 0.3, **changes: Any
+) -> CanaryRelease:
     mechanism = make_mechanism(clipping_norm=C, **changes)
-    return CanaryRelease(mechanism, ReleaseNorms.of(C, probe_share, token_share), CANARIES)
+    return CanaryRelease(mechanism, ReleaseNorms.of(C, probe_share, token_share, class_sum_share), CANARIES)
 
 
 def only(canary: int) -> np.ndarray:
@@ -25,12 +31,13 @@ def only(canary: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-@pytest.mark.parametrize(("probe_share", "token_share"), [(0.0, 0.0), (0.5, 0.0), (0.3, 0.6), (0.0, 0.5)])
+@pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("canary", [0, 1, 17, CANARIES - 1])
 def test_a_canary_moves_every_part_of_its_class_by_that_parts_norm(
-    probe_share: float, token_share: float, canary: int, sampler: str
+    shares: tuple[float, float, float], canary: int, sampler: str
 ) -> None:
-    canaries = release(probe_share, token_share, sampler=sampler)
+    canaries = release(*shares, sampler=sampler)
+    probe_share, token_share, class_sum_share = shares
     assert float(canaries.gradients[canary].norm()) == pytest.approx(CANARY_NORM * C)
     norms = canaries.norms
     moved = {part: np.linalg.norm(value) for part, value in canaries.clean(canaries.sums(only(canary))).items()}
@@ -38,16 +45,17 @@ def test_a_canary_moves_every_part_of_its_class_by_that_parts_norm(
     expected = {f"gradient {own}": norms.gradient, f"gradient {other}": 0.0}
     if probe_share:
         expected |= {f"class sum {own}": norms.class_sum, f"class sum {other}": 0.0}
+    if probe_share and class_sum_share < 1:
         expected["second moment"] = norms.second_moment
     if token_share:
         expected |= {f"token sum {own}": norms.token_sum, f"token sum {other}": 0.0}
     assert moved == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("probe_share", "token_share"), [(0.0, 0.0), (0.5, 0.0), (0.3, 0.6), (0.0, 0.5)])
+@pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
-def test_no_canary_affects_the_score_of_another(probe_share: float, token_share: float, adjacency: str) -> None:
-    canaries = release(probe_share, token_share, adjacency=adjacency)
+def test_no_canary_affects_the_score_of_another(shares: tuple[float, float, float], adjacency: str) -> None:
+    canaries = release(*shares, adjacency=adjacency)
     included = np.random.default_rng(0).random(CANARIES) < 0.5
     nobody = np.zeros(CANARIES, dtype=bool)
     absent, scores = (canaries.scores(canaries.clean(canaries.sums(those))) for those in (nobody, included))
@@ -57,6 +65,8 @@ def test_no_canary_affects_the_score_of_another(probe_share: float, token_share:
 def test_a_canary_moves_the_sums_by_the_sensitivity_unless_its_negative_has_the_same_squares() -> None:
     assert release(0.5).shift == pytest.approx(C)
     assert release(0.3, 0.6).shift == pytest.approx(C)
+    assert release(0.3, 0.6, 1.0).shift == pytest.approx(C)
+    assert release(0.3, 0.6, 1.0, adjacency="replace").shift == pytest.approx(2 * C)
     assert release(0.0, adjacency="replace").shift == pytest.approx(2 * C)
     assert release(0.0, 0.6, adjacency="replace").shift == pytest.approx(2 * C)
     norms = ReleaseNorms.of(C, 0.5)
@@ -64,11 +74,9 @@ def test_a_canary_moves_the_sums_by_the_sensitivity_unless_its_negative_has_the_
     assert release(0.5, adjacency="replace").shift == pytest.approx(both)
 
 
-@pytest.mark.parametrize(("probe_share", "token_share"), [(0.0, 0.0), (0.5, 0.0), (0.3, 0.6), (0.0, 0.5)])
-def test_a_release_is_the_clean_vector_plus_noise_in_each_coordinate(
-    probe_share: float, token_share: float
-) -> None:
-    canaries = release(probe_share, token_share)
+@pytest.mark.parametrize("shares", SHARES)
+def test_a_release_is_the_clean_vector_plus_noise_in_each_coordinate(shares: tuple[float, float, float]) -> None:
+    canaries = release(*shares)
     sums = canaries.sums(only(3))
     clean, first, second = canaries.clean(sums), canaries.released(sums), canaries.released(sums)
     assert clean.keys() == first.keys()

@@ -57,10 +57,10 @@ def test_the_required_sigma_of_the_discrete_sampler_is_the_mechanisms(
 
 
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.99, 0.0), (0.3, 0.6), (0.0, 0.5)])
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.99, 0.0), (0.3, 0.6), (0.0, 0.5), (0.3, 0.6, 1.0)])
 @pytest.mark.parametrize("clipping_norm", [1e-3, 0.7, 300.0])
 def test_no_record_moves_the_sums_by_more_than_the_clipping_norm(
-    sampler: str, shares: tuple[float, float], clipping_norm: float
+    sampler: str, shares: tuple[float, ...], clipping_norm: float
 ) -> None:
     claim = make_mechanism(sampler=sampler, clipping_norm=clipping_norm)
     release = CanaryRelease(claim, ReleaseNorms.of(clipping_norm, *shares), 64)

@@ -33,17 +33,15 @@ from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from tests.conftest import examples, make_mechanism
 
-#: Shares of C^2 for a probe and for token sums.
-PROBE, ALL_PARTS, GRADIENT = (0.5, 0.0), (0.3, 0.6), (0.0, 0.0)
+#: Shares of C^2 for a probe and for token sums; of the probe's for class sums, if not the default.
+PROBE, ALL_PARTS, GRADIENT, CLASS_SUMS = (0.5, 0.0), (0.3, 0.6), (0.0, 0.0), (0.9, 0.0, 1.0)
 
 
-def canaries_of(mechanism: GaussianMechanism, count: int, shares: tuple[float, float] = PROBE) -> CanaryRelease:
+def canaries_of(mechanism: GaussianMechanism, count: int, shares: tuple[float, ...] = PROBE) -> CanaryRelease:
     return CanaryRelease(mechanism, ReleaseNorms.of(mechanism.clipping_norm, *shares), count)
 
 
-def audit_of(
-    mechanism: GaussianMechanism, shares: tuple[float, float] = PROBE, **changes: object
-) -> MechanismAudit:
+def audit_of(mechanism: GaussianMechanism, shares: tuple[float, ...] = PROBE, **changes: object) -> MechanismAudit:
     settings = MechanismAuditSettings.model_validate(changes)
     return mechanism_audit(mechanism, ReleaseNorms.of(mechanism.clipping_norm, *shares), settings)
 
@@ -246,10 +244,10 @@ def test_guesses_are_made_on_the_highest_and_lowest_scores(guesses: int, correct
     assert by_hand >= correct
 
 
-@pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS])
+@pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS, CLASS_SUMS])
 @pytest.mark.parametrize(("canaries", "guesses"), [(64, 16), (50, 50)])
 def test_the_number_of_correct_guesses_is_as_expected(
-    canaries: int, guesses: int, shares: tuple[float, float]
+    canaries: int, guesses: int, shares: tuple[float, ...]
 ) -> None:
     rng = np.random.default_rng(7)
     release = canaries_of(make_mechanism(8.0), canaries, shares)
@@ -284,17 +282,18 @@ def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
     assert audit.repeated_draws.auc == pytest.approx(0.5753, abs=0.01)
 
 
-@pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS])
+@pytest.mark.parametrize("shares", [GRADIENT, PROBE, ALL_PARTS, CLASS_SUMS])
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "replace"])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-def test_a_correct_mechanism_passes_every_test(shares: tuple[float, float], adjacency: str, sampler: str) -> None:
+def test_a_correct_mechanism_passes_every_test(shares: tuple[float, ...], adjacency: str, sampler: str) -> None:
     draws = 5_000 if sampler == "discrete" else 1_000
     mechanism = make_mechanism(adjacency=adjacency, sampler=sampler)
     audit = audit_of(mechanism, shares, draws=draws, canaries=60, guesses=20, confidence=0.999999)
     assert audit.failed == []
     assert audit.passes
     parts = [f"gradient {label}" for label in (0, 1)]
-    parts += [*(f"class sum {label}" for label in (0, 1)), "second moment"] if shares[0] else []
+    parts += [f"class sum {label}" for label in (0, 1)] if shares[0] else []
+    parts += ["second moment"] if shares[0] and shares != CLASS_SUMS else []
     parts += [f"token sum {label}" for label in (0, 1)] if shares[1] else []
     assert [check.part for check in audit.checks if check.test == "noise"] == parts
 

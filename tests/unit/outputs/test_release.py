@@ -462,11 +462,14 @@ def test_card_says_whether_token_rates_tilted_the_words(
 
 def test_card_names_no_probe_where_none_is_released(tmp_path: Path, texts: pd.DataFrame) -> None:
     pages = []
-    for records in (50000, 8000):  # 8,000 are too few for a probe
+    for records in (50000, 8000, 500):  # 8,000 are too few for a second moment, 500 for class sums
         folder = tmp_path / str(records)
         pages.append(rendered(write_release(folder, run_record(SENTIMENT, 12, declared_records=records), texts)))
-    assert ["50% of C squared for a probe" in page for page in pages] == [True, False]
-    assert ["a linear probe" in page for page in pages] == [True, False]
+    assert ["50% of C squared for a probe" in page for page in pages] == [True, False, False]
+    assert ["50% of C squared for the class sums of a probe" in page for page in pages] == [False, True, False]
+    assert ["a linear probe" in page for page in pages] == [True, True, False]
+    # Class sums alone choose no texts.
+    assert ["by the loss of a linear probe" in page for page in pages] == [True, False, False]
 
 
 def test_card_of_the_paper_calibration_names_no_accountant_and_says_where_its_proof_ends(

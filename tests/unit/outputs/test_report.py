@@ -402,9 +402,9 @@ def test_expected_cosine_is_that_of_the_kind_of_target(private_run: RunRecord) -
             assert value == pytest.approx(signal / (signal**2 + noise**2) ** 0.5)
 
 
-@pytest.mark.parametrize(("records", "gradients_part"), [(50000, 0.5), (8000, 1.0)])
+@pytest.mark.parametrize(("records", "gradients_part"), [(50000, 0.5), (8000, 0.5), (500, 1.0)])
 def test_expected_cosine_is_of_what_a_probe_leaves_the_gradient(records: int, gradients_part: float) -> None:
-    """In shares of C^2. With 8,000 records no probe is released."""
+    """In shares of C^2. With 500 records no probe is released, and with 8,000 its class sums alone."""
     run = run_record(SENTIMENT, rows=20, declared_records=records)
     all_clipped = {str(label): 1e6 for label in run.recipe.class_names}
     figures = {"coordinates": 32, "unclipped": all_clipped, "plain": all_clipped, "clip_scale": all_clipped}

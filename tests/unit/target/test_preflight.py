@@ -126,6 +126,7 @@ def test_a_probe_is_released_where_the_noise_leaves_it_enough_to_learn(
     recipe = load_recipe(find_recipe("sst2"), ["privacy.delta=1e-5", *overrides], find_preset("search"))
     released = release_plan(recipe).target
     assert (released.probe_share, released.probe_dimensions) == (share, dimensions)
+    assert recipe.target_gradient.probe_covariance == "records"  # of the preset
     changed = {"probe_share": share, "probe_dimensions": dimensions}
     assert released == recipe.target_gradient.model_copy(update=changed)
 
@@ -134,10 +135,11 @@ def test_a_probe_is_released_where_the_noise_leaves_it_enough_to_learn(
     ("epsilon", "records", "parts", "suggested"),
     [
         (1.0, 3000, [], None),
-        (1.0, 1800, ["probe"], 2.0),
+        (1.0, 1800, ["second moment"], 2.0),
         (1.0, 1600, ["token rates"], 2.0),
-        (0.05, 3000, ["probe", "token rates"], 1.0),
-        (4.0, 100, ["probe", "token rates"], None),
+        (0.05, 3000, ["second moment", "token rates"], 1.0),
+        (4.0, 100, ["second moment", "token rates"], None),
+        (0.05, 300, ["probe", "token rates"], None),
     ],
 )
 def test_what_the_noise_would_drown_is_said_with_an_epsilon_that_is_enough(
@@ -146,7 +148,11 @@ def test_what_the_noise_would_drown_is_said_with_an_epsilon_that_is_enough(
     overrides = [f"privacy.epsilon={epsilon}", f"privacy.declared_records={records}"]
     recipe = load_recipe(find_recipe("rotten_tomatoes"), overrides)
     lines = parts_left_out(recipe, release_plan(recipe))
-    assert [line.removeprefix("no ").partition(":")[0] for line in lines] == parts
+    found = [line.removeprefix("no ").partition(":")[0] for line in lines]
+    assert found == [
+        "second moment for the probe, which has the covariance of public text" if part == "second moment" else part
+        for part in parts
+    ]
     for line in lines:
         assert line.endswith("more records" if suggested is None else f"or privacy.epsilon={suggested:g}")
     if suggested is not None:

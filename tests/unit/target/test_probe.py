@@ -75,25 +75,53 @@ def test_shrinkage_is_near_one_for_many_records_and_near_zero_for_few() -> None:
     assert np.mean(shrinkage) < 0.2
 
 
-def noisy(clean: Moments, class_sum_noise: float, second_noise: float, seed: int) -> Moments:
+def test_without_a_second_moment_the_covariance_is_that_of_public_text() -> None:
+    """1 / k in each of k directions: a second moment with just that gives the same probe."""
+    features, columns = records(3000)
+    sums = moments(features, columns).class_sums
+    alone = Moments(sums, None)
+    means, counts, _, _ = alone.class_means()
+    within = torch.eye(DIMENSIONS).double() / DIMENSIONS
+    second = (within + (means.mT * (counts / counts.sum())) @ means) * counts.sum() / (1 + CONSTANT**2)
+    padded = torch.zeros(DIMENSIONS + 1, DIMENSIONS + 1).double()
+    padded[:-1, :-1] = second
+    found, expected = fit_probe(identity(), alone), fit_probe(identity(), Moments(sums, padded))
+    torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.biases, expected.biases, rtol=1e-9, atol=1e-12)
+    assert found.shrinkage == pytest.approx(expected.shrinkage)
+    assert 0 < found.shrinkage < 1
+
+
+def test_counts_are_no_smaller_than_twice_their_noise() -> None:
+    clean = moments(*records(500))
+    for noise in (0.0, 0.3, 40.0):
+        counts = Moments(clean.class_sums, None, noise).class_means().counts
+        floor = 2 * noise * (1 + CONSTANT**2) ** 0.5 / CONSTANT
+        assert torch.allclose(counts, clean.class_means().counts.clamp_min(floor))
+
+
+def noisy(clean: Moments, class_sum_noise: float, second_noise: float | None, seed: int) -> Moments:
     random = torch.Generator().manual_seed(seed)
 
     def drawn(value: torch.Tensor, deviation: float) -> torch.Tensor:
         return value + deviation * torch.randn(value.shape, generator=random, dtype=torch.float64)
 
     sums = {label: drawn(total, class_sum_noise) for label, total in clean.class_sums.items()}
+    if second_noise is None:
+        return Moments(sums, None, class_sum_noise)
+    assert clean.second_moment is not None
     return Moments(sums, drawn(clean.second_moment, second_noise), class_sum_noise, second_noise)
 
 
 @given(
     seed=st.integers(0, 10**6),
     class_sum_noise=st.floats(0, 1e4),
-    second_noise=st.floats(0, 1e4),
+    second_noise=st.none() | st.floats(0, 1e4),
     count=st.integers(3, 300),
 )
 @example(seed=1, class_sum_noise=4.0, second_noise=0.0, count=3)  # eigenvalues below zero
 def test_the_probe_is_finite_and_its_shrinkage_in_0_1_under_any_noise(
-    seed: int, class_sum_noise: float, second_noise: float, count: int
+    seed: int, class_sum_noise: float, second_noise: float | None, count: int
 ) -> None:
     drawn = noisy(moments(*records(count)), class_sum_noise, second_noise, seed)
     probe = fit_probe(identity(), drawn)
@@ -158,6 +186,8 @@ def test_moments_survive_the_targets_table() -> None:
     back = moments_of(table.take(torch.randperm(len(table)).tolist()), LABELS, (0.5, 0.25))
     for label in LABELS:
         assert torch.allclose(back.class_sums[label], drawn.class_sums[label], rtol=1e-6)
+    assert back.second_moment is not None
+    assert drawn.second_moment is not None
     assert torch.allclose(back.second_moment, drawn.second_moment, rtol=1e-6)
     assert (back.class_sum_noise, back.second_moment_noise) == (0.5, 0.25)
 

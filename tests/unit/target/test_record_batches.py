@@ -271,6 +271,7 @@ def test_one_record_cannot_stop_a_private_sum(
     assert moved(with_, without) == 0.0
     noisy, moments, _ = with_.release(mechanism())
     assert moments is not None
+    assert moments.second_moment is not None
     assert all(value.isfinite().all() for value in (*noisy.values(), moments.second_moment))
 
 

@@ -35,6 +35,15 @@ def test_every_part_is_read_as_it_was_written() -> None:
     assert (moments.class_sum_noise, moments.second_moment_noise, tokens.noise) == (0.1, 0.2, 0.3)
 
 
+def test_class_sums_alone_are_read_as_they_were_written() -> None:
+    table = to_table(GRADIENTS, Moments(MOMENTS.class_sums, None, 0.1))
+    assert set(table["part"].to_pylist()) == {"gradient", "class_sum"}
+    moments = moments_of(table, LABELS, (0.1, None))
+    assert moments.second_moment is None
+    for label in LABELS:
+        torch.testing.assert_close(moments.class_sums[label], MOMENTS.class_sums[label], atol=1e-6, rtol=0)
+
+
 def test_a_release_of_other_classes_is_refused() -> None:
     table = to_table(GRADIENTS, MOMENTS, TOKENS)
     for labels in ([3], [3, 1, 2], [0, 1]):

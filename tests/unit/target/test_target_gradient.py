@@ -16,6 +16,7 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, make_batch
 from gradmm.privacy.clipped_sum import ClippedSum, RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.storage.location import location
 from gradmm.target import checkpoint, target_gradient
 from gradmm.target.checkpoint import UnfinishedSums
@@ -115,7 +116,34 @@ def test_the_probes_moments_are_sums_over_records(
         assert torch.allclose(moments.class_sums[label], expected, atol=1e-9)
         # The probe reduces the gradient's share of C.
         assert torch.allclose(sums.values[label], slow_sum(phi, template, label, 0.1 * 0.6**0.5), atol=1e-7)
+    assert moments.second_moment is not None
     assert torch.allclose(moments.second_moment, vectors.mT @ vectors, atol=1e-9)
+
+
+def test_class_sums_alone_are_those_of_a_probe_with_a_second_moment(
+    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace
+) -> None:
+    whole, alone = (
+        target_sums(
+            phi,
+            template,
+            DATA,
+            TargetGradientSettings(probe_share=0.4, token_share=0.0, probe_covariance=covariance),
+            0.1,
+            None,
+            probed_space,
+        )
+        for covariance in ("records", "public")
+    )
+    assert alone.norms == ReleaseNorms.of(0.1, 0.4, class_sum_share=1.0)
+    assert alone.second_moment is None
+    found, expected = alone.clean.moments, whole.clean.moments
+    assert found is not None
+    assert expected is not None
+    assert found.second_moment is None
+    for label in (0, 1):
+        torch.testing.assert_close(found.class_sums[label], expected.class_sums[label], rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(alone.values[label], whole.values[label])
 
 
 def released_vector(sums: TargetSums) -> torch.Tensor:
@@ -123,13 +151,15 @@ def released_vector(sums: TargetSums) -> torch.Tensor:
     values, moments, tokens = sums.clean
     assert moments is not None
     parts = [*values.values(), *(sums.norms.class_sum * each for each in moments.class_sums.values())]
-    parts.append(sums.norms.second_moment * moments.second_moment)
+    if moments.second_moment is not None:
+        parts.append(sums.norms.second_moment * moments.second_moment)
     if tokens is not None:
         parts += [sums.norms.token_sum * each for each in tokens.sums.values()]
     return torch.cat([part.flatten() for part in parts])
 
 
 @pytest.mark.parametrize(("probe_share", "token_share"), [(0.1, 0.0), (0.5, 0.4), (0.9, 0.0), (0.1, 0.8)])
+@pytest.mark.parametrize("covariance", ["records", "public"])
 @pytest.mark.parametrize("left_out", range(len(DATA.texts)))
 def test_one_record_more_moves_all_parts_together_by_no_more_than_c(
     phi: LanguageModel,
@@ -137,43 +167,53 @@ def test_one_record_more_moves_all_parts_together_by_no_more_than_c(
     probed_space: TargetSpace,
     probe_share: float,
     token_share: float,
+    covariance: str,
     left_out: int,
 ) -> None:
     frequencies = torch.linspace(1e-5, 0.06, len(phi.embeddings))  # some of them too common to have a weight
     space = replace(probed_space, frequencies=frequencies if token_share else None)
     fewer = DATA.take([row for row in range(len(DATA.texts)) if row != left_out])
-    settings = TargetGradientSettings(batch_size=2, probe_share=probe_share, token_share=token_share)
+    shares = TargetGradientSettings(batch_size=2, probe_share=probe_share, token_share=token_share)
+    settings = shares.model_copy(update={"probe_covariance": covariance})
     whole, part = (
         released_vector(target_sums(phi, template, data, settings, 0.1, None, space)) for data in (DATA, fewer)
     )
     assert 0.05 < float((whole - part).norm()) <= 0.1 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("covariance", ["records", "public"])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
 def test_every_number_beside_the_gradient_has_the_noise_that_its_norm_asks_for(
-    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, sampler: str
+    phi: LanguageModel, template: TokenisedTemplate, probed_space: TargetSpace, sampler: str, covariance: str
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": sampler})
-    settings = TargetGradientSettings(probe_share=0.4, token_share=0.3)
+    shares = TargetGradientSettings(probe_share=0.4, token_share=0.3)
+    settings = shares.model_copy(update={"probe_covariance": covariance})
     frequencies = torch.linspace(1e-5, 0.06, len(phi.embeddings))  # some of them too common to have a weight
     space = replace(probed_space, rows=torch.tensor(label_rows(template)), frequencies=frequencies)
     sums = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     _, moments, tokens = sums.clean
     assert moments is not None
     assert tokens is not None
-    drawn: dict[str, list[torch.Tensor]] = {"class": [], "second": [], "token": []}
+    drawn: dict[str, list[torch.Tensor]] = {"class": [], "token": []} | (
+        {"second": []} if covariance == "records" else {}
+    )
     for _ in range(60):
         _, noisy, noisy_tokens = sums.release(mechanism)
         assert noisy is not None
         assert noisy_tokens is not None
         drawn["class"] += [noisy.class_sums[label] - moments.class_sums[label] for label in (0, 1)]
-        drawn["second"].append((noisy.second_moment - moments.second_moment).flatten())
+        assert (noisy.second_moment is None) == (moments.second_moment is None) == (covariance == "public")
+        if noisy.second_moment is not None and moments.second_moment is not None:
+            drawn["second"].append((noisy.second_moment - moments.second_moment).flatten())
         drawn["token"] += [noisy_tokens.sums[label] - tokens.sums[label] for label in (0, 1)]
     assert noisy.class_sum_noise == pytest.approx(mechanism.sigma / sums.norms.class_sum)
-    assert noisy.second_moment_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
     assert noisy_tokens.noise == pytest.approx(mechanism.sigma / sums.norms.token_sum)
-    deviations = (noisy.class_sum_noise, noisy.second_moment_noise, noisy_tokens.noise)
-    for part, deviation in zip(drawn, deviations, strict=True):
+    deviations = {"class": noisy.class_sum_noise, "token": noisy_tokens.noise}
+    if covariance == "records":
+        assert noisy.second_moment_noise == pytest.approx(mechanism.sigma / sums.norms.second_moment)
+        deviations["second"] = noisy.second_moment_noise
+    for part, deviation in deviations.items():
         every = torch.stack(drawn[part])
         assert float(every.std()) == pytest.approx(deviation, rel=0.1)
         assert len(every.unique()) > 0.99 * every.numel()  # exact noise is on a grid
