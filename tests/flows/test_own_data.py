@@ -74,6 +74,15 @@ def test_two_commands_make_a_release(
     assert checked.status == 0, checked.err
     assert "train        48 rows: bad " in checked.out
     assert "guarantee    none (privacy.epsilon is null)" in checked.out
+    private = gradmm(
+        "check",
+        "reviews.yaml",
+        "--root",
+        "root",
+        "--set",
+        "privacy={epsilon: 1, delta: 1e-3, declared_records: 48}",
+    )
+    assert "release      WARNING: this release would be charged, but not be used" in private.out
 
     small = [word for setting in SMALL for word in ("--set", setting)]
     finished = gradmm("run", "reviews.yaml", "--root", "root", *small, "--json")

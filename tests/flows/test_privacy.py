@@ -758,11 +758,16 @@ def test_a_private_run_is_told_what_to_expect_before_it_is_charged(
 
     monkeypatch.setattr(Ledger, "charge", stop)
     with pytest.raises(Stop), caplog.at_level("INFO", logger="gradmm"):
-        run_first(private_recipe({"epsilon": 0.05, "declared_records": 20}), tmp_path)
+        written = {
+            "generation": {"method": "written"},
+            "target_gradient": SPACE | {"probe_dimensions": "auto"},
+        }
+        run_first(private_recipe({"epsilon": 0.05, "declared_records": 20}, **written), tmp_path)
     lines = [record.getMessage() for record in caplog.records]
     expected = [line for line in lines if line.startswith("expected cosine of noisy and clean target, ")]
     assert len(expected) == 2
     assert any(line.startswith("WARNING: most of this target will be noise") for line in lines)
+    assert any(line.startswith("WARNING: this release would be charged, but not be used") for line in lines)
 
 
 def test_what_is_wrong_with_the_data_is_said_before_anything_is_computed(
