@@ -41,6 +41,12 @@ class Settings(BaseModel):
             raise ValueError("a NUL character cannot be part of a setting")
         return value
 
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Restore a pickle. Fields that are newer than the pickle get their defaults."""
+        fields = type(self).model_fields.items()
+        newer = {name: field.get_default(call_default_factory=True, validated_data={}) for name, field in fields}
+        super().__setstate__(state | {"__dict__": newer | state["__dict__"]})
+
     def key_fields(self) -> dict[str, Any]:
         """Return the settings that determine the result, as JSON values for a cache key."""
         return self.model_dump(mode="json", exclude=set(self.runtime_fields))
@@ -202,14 +208,15 @@ class TargetGradientSettings(Settings):
     probe_dimensions: Count | Literal["auto"] = Field(
         default="auto",
         description="Leading directions of public hidden states used by the probe. 'auto': as many as the noise "
-        "allows, given privacy.declared_records; no probe if these are too few.",
+        "allows, given privacy.declared_records; see probe_covariance for what happens if these are too few.",
     )
     probe_covariance: Literal["auto", "records", "public"] = Field(
         default="auto",
         description="Covariance of the hidden states that the probe assumes. 'records': that of the records, for "
-        "which their second moment is released with most of the probe's share. 'public': that of public text; the "
-        "classes' sums have the whole share, in 16 directions, and the probe labels texts but chooses none. "
-        "'auto': 'records' if the noise allows it, else 'public'.",
+        "which their second moment is released with most of the probe's share. 'public': that of public text; "
+        "the classes' sums have the whole share, in 16 directions if their number is 'auto', and the probe labels "
+        "texts but chooses none. 'auto': 'records' if the noise allows it, else 'public'. No probe if it allows "
+        "neither.",
     )
     public_texts: Count = Field(default=1000, description="Public texts sampled from the model per class.")
     public_text_tokens: Count = 25
@@ -384,7 +391,7 @@ class GenerationSettings(Settings):
     probe_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=1.0,
         description="Weight of a nat of the probe's loss, in units of the matching loss. Used by method=search if "
-        "target_gradient.probe_share > 0. 0: ignore the probe, in the label filter too.",
+        "a probe with a second moment is released. 0: ignore the probe, in the label filter too.",
     )
     endpoint: EndpointSettings | None = Field(
         default=None,
@@ -441,7 +448,7 @@ class Exemplar(Settings):
 
 
 class LabelFilterSettings(Settings):
-    """Few-shot classification of the generated texts by the model, plus the probe if there is one.
+    """Few-shot classification of the generated texts by the model, and by the probe if it has a second moment.
 
     For texts with hard labels. Soft labels say how far a text is of another class.
     """

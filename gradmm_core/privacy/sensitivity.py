@@ -30,8 +30,10 @@ COMMON_TOKEN = 0.05
 #: Class sums alone have this number: see docs/research/labels.md, "Class sums alone".
 MIN_DIMENSIONS = 16
 
-#: Largest noise in a class's count, as a share of all records, with which class sums alone are released.
+#: Largest noise in a class's count with which class sums alone are released: as a share of all records, and of a
+#: class's records if all classes have equally many.
 COUNT_NOISE = 1 / 16
+CLASS_COUNT_NOISE = 1 / 2
 
 
 class ReleaseNorms(NamedTuple):
@@ -82,9 +84,9 @@ def with_parts_that_fit(
     """Leave out parts that the noise would drown, and resolve `probe_dimensions` and `probe_covariance`.
 
     Token rates are left out if `tokens_fit` says so; the probe then has their share of C^2. The probe has
-    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, it has the covariance of
-    public text, and its class sums alone are released; if not even these fit (`class_sums_fit`), there is no
-    probe, and the gradient has its share. The result depends on public quantities only.
+    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, its class sums alone are
+    released, unless the settings ask for the records' covariance; if not even these fit (`class_sums_fit`), there
+    is no probe, and the gradient has its share. The result depends on public quantities only.
 
     Args:
         sigma: standard deviation of the release's noise; None without noise.
@@ -97,11 +99,15 @@ def with_parts_that_fit(
             settings = settings.model_copy(update={"token_share": 0.0, "probe_share": share})
     if settings.probe_share == 0:
         return settings
-    return _with_probe_that_fits(settings, clipping_norm, sigma, declared_records)
+    return _with_probe_that_fits(settings, clipping_norm, sigma, declared_records, classes)
 
 
 def _with_probe_that_fits(
-    settings: TargetGradientSettings, clipping_norm: float, sigma: float | None, declared_records: int | None
+    settings: TargetGradientSettings,
+    clipping_norm: float,
+    sigma: float | None,
+    declared_records: int | None,
+    classes: int,
 ) -> TargetGradientSettings:
     by_records, by_public_text = (
         settings.model_copy(update={"probe_covariance": covariance}) for covariance in ("records", "public")
@@ -118,7 +124,7 @@ def _with_probe_that_fits(
             return by_records.model_copy(update={"probe_dimensions": dimensions})
     if settings.probe_covariance != "records":
         norm = ReleaseNorms.of_target(clipping_norm, by_public_text).class_sum
-        if sigma is None or class_sums_fit(norm, sigma, declared_records):
+        if sigma is None or class_sums_fit(norm, sigma, declared_records, classes):
             return by_public_text.model_copy(update={"probe_dimensions": MIN_DIMENSIONS})
     return settings.model_copy(update={"probe_share": 0.0})
 
@@ -133,13 +139,14 @@ def tokens_fit(token_sum_norm: float, sigma: float, records: int, classes: int) 
     return moved * token_sum_norm >= 3 * sigma * math.sqrt(1 + CONSTANT**2)
 
 
-def class_sums_fit(class_sum_norm: float, sigma: float, records: int | None) -> bool:
-    """Return whether the noise in a class's count is at most `COUNT_NOISE` of all records.
+def class_sums_fit(class_sum_norm: float, sigma: float, records: int | None, classes: int) -> bool:
+    """Return whether the noise in a class's count is at most `COUNT_NOISE` and `CLASS_COUNT_NOISE`.
 
     The counts come from the class sums, and divide them.
     """
     assert records is not None  # the recipe's validation requires it
-    return sigma / class_sum_norm * math.sqrt(1 + CONSTANT**2) / CONSTANT <= COUNT_NOISE * records
+    noise = sigma / class_sum_norm * math.sqrt(1 + CONSTANT**2) / CONSTANT
+    return noise <= records * min(COUNT_NOISE, CLASS_COUNT_NOISE / classes)
 
 
 def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:

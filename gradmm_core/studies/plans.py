@@ -63,8 +63,8 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
     if isinstance(rival := RIVALS[name], Adapters):
         check_lora_is_installed(rival.rank, "arms")
     # Asked for none, or too noisy for one:
-    if isinstance(RIVALS[name], PrivateEvolution) and release_plan(recipe).target.probe_share == 0:
-        problem = f"{name} compares texts by the probe's features"
+    if isinstance(RIVALS[name], PrivateEvolution) and not release_plan(recipe).target.probe_chooses_texts:
+        problem = f"{name} compares texts by the features of a probe that chooses texts"
         raise InputError(problem, "target_gradient.probe_share", "set it to more than 0, or leave the arm out")
 
 

@@ -70,18 +70,16 @@ def parts_left_out(recipe: Recipe, plan: ReleasePlan) -> list[str]:
         return []
     enough = next((epsilon for epsilon in EPSILONS if _releases_all(recipe, epsilon)), None)
     larger = "" if enough is None else f", or privacy.epsilon={enough:g}"
-    return [
-        f"no {part}: too few records for the noise; to release it, use more records{larger}" for part in missing
-    ]
+    return [f"{part}: too few records for the noise; use more records{larger}" for part in missing]
 
 
 def _missing(recipe: Recipe, plan: ReleasePlan) -> list[str]:
     asked, released = recipe.target_gradient, plan.target
     parts = {
-        "probe": released.probe_share < asked.probe_share,
-        "second moment for the probe, which has the covariance of public text": released.releases_class_sums_alone
+        "no probe": released.probe_share < asked.probe_share,
+        "no second moment, so the probe labels texts but chooses none": released.releases_class_sums_alone
         and not asked.releases_class_sums_alone,
-        "token rates": released.token_share < asked.token_share,
+        "no token rates": released.token_share < asked.token_share,
     }
     return [part for part, is_missing in parts.items() if is_missing]
 

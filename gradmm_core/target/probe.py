@@ -37,8 +37,8 @@ class ClassMeans(NamedTuple):
     """Means of the features and numbers of records of each class, in the order of the labels.
 
     Attributes:
-        counts: at least 1, and twice their noise's standard deviation, since noise can take a count far below
-            its class's records, and the means divide by it.
+        counts: at least 1, and at least twice their noise's standard deviation, since noise can take a count far
+            below its class's records, and the means divide by it.
         sum_noise, count_noise: standard deviation of the noise in each entry of a class's sum of features, and in
             its count.
     """

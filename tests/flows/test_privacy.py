@@ -458,7 +458,7 @@ def test_class_sums_alone_label_texts_and_choose_none(
     recipe = private_recipe(**changes)  # 200 records leave no second moment
     with caplog.at_level("INFO", logger="gradmm"):
         record = run_first(recipe, tmp_path, texts=True)
-    assert any(message.startswith("no second moment for the probe") for message in caplog.messages)
+    assert any(message.startswith("no second moment, so the probe labels texts") for message in caplog.messages)
     released = record.stage("target_gradient")
     assert "second_moment_noise" not in released.figures
     parts = released.read().groupby("part")["values"].agg(lambda rows: [len(row) for row in rows]).to_dict()
@@ -757,12 +757,10 @@ def test_a_private_run_is_told_what_to_expect_before_it_is_charged(
         raise Stop
 
     monkeypatch.setattr(Ledger, "charge", stop)
+    written = {"generation": {"method": "written"}, "target_gradient": SPACE | {"probe_dimensions": "auto"}}
+    recipe = private_recipe({"epsilon": 0.05, "declared_records": 20}, **written)
     with pytest.raises(Stop), caplog.at_level("INFO", logger="gradmm"):
-        written = {
-            "generation": {"method": "written"},
-            "target_gradient": SPACE | {"probe_dimensions": "auto"},
-        }
-        run_first(private_recipe({"epsilon": 0.05, "declared_records": 20}, **written), tmp_path)
+        run_first(recipe, tmp_path)
     lines = [record.getMessage() for record in caplog.records]
     expected = [line for line in lines if line.startswith("expected cosine of noisy and clean target, ")]
     assert len(expected) == 2

@@ -223,6 +223,11 @@ def test_parts_of_the_release_are_tensors(
     assert tokens is not None
     assert moments.class_means().counts.tolist() == pytest.approx([4, 4], rel=1e-5)
     assert tokens.class_rates().counts.tolist() == pytest.approx([4, 4], rel=1e-5)
+    alone = recipe("privacy.epsilon=null", "target_gradient.probe_covariance=public")
+    sums = gradmm.target_gradient(language_model, alone, records).moments(language_model)
+    assert sums is not None
+    assert sums.second_moment is None
+    assert sums.class_means().counts.tolist() == pytest.approx([4, 4], rel=1e-5)
     plain = recipe("privacy.epsilon=null", "target_gradient.probe_share=0", "target_gradient.token_share=0")
     target = gradmm.target_gradient(language_model, plain, records)
     assert target.moments(language_model) is target.token_sums(language_model) is None
@@ -236,6 +241,12 @@ def test_a_target_can_be_kept_in_a_file(
     assert kept.released.rows.equals(target.released.rows)
     texts = gradmm.generate(language_model, target)
     assert gradmm.generate(language_model, kept)["text"].tolist() == texts["text"].tolist()
+    # One of a version whose settings had fewer fields.
+    for settings in (target.plan.target, target.recipe.target_gradient):
+        vars(settings).pop("probe_covariance")
+    older = pickle.loads(pickle.dumps(target))
+    assert older.plan.target.probe_covariance == "auto"
+    assert gradmm.generate(language_model, older)["text"].tolist() == texts["text"].tolist()
 
 
 def test_an_audit_needs_one_schedule_and_a_model_from_files(

@@ -128,6 +128,20 @@ def test_noise_and_few_records_move_the_teacher_to_the_calibrated_model() -> Non
     torch.testing.assert_close(few.probabilities(texts), by_model, atol=0.1, rtol=0)
 
 
+def test_class_sums_alone_shift_the_answer_and_count_the_classes_as_with_a_second_moment() -> None:
+    public = public_texts()
+    moments = moments_of_records([3000, 1000], 0.1, 0.2)
+    whole = teacher_of(public, identity(), moments)
+    alone = teacher_of(public, identity(), Moments(moments.class_sums, None))
+    assert torch.equal(alone.offset, whole.offset)
+    assert torch.equal(alone.log_shares, whole.log_shares)
+    assert alone.probe is not None
+    assert alone.probe.shrinkage > 0.9
+    # Noise that drowns the counts leaves equal shares.
+    drowned = teacher_of(public, identity(), Moments(moments.class_sums, None, 1e5))
+    torch.testing.assert_close(drowned.log_shares.exp(), torch.full((2,), 0.5).double(), atol=0.02, rtol=0)
+
+
 def test_a_count_below_zero_is_no_error() -> None:
     moments = moments_of_records([50, 50], 0.0, 0.1, noise=10.0)
     moments.class_sums[3][-1] = -40.0

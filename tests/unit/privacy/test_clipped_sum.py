@@ -36,7 +36,9 @@ def farthest_record(norms: ReleaseNorms) -> float:
 
 @pytest.mark.parametrize("probe_share", [0.0, 0.1, 0.5, 0.9])
 def test_all_parts_of_a_record_together_are_no_longer_than_c(probe_share: float) -> None:
-    assert farthest_record(ReleaseNorms.of(C, probe_share)) == pytest.approx(C, rel=1e-12)
+    for class_sum_share in (0.3, 1.0):
+        norms = ReleaseNorms.of(C, probe_share, class_sum_share=class_sum_share)
+        assert farthest_record(norms) == pytest.approx(C, rel=1e-12)
     each_to_c = ReleaseNorms(C, C, C)
     assert farthest_record(each_to_c) > 1.7 * C
 

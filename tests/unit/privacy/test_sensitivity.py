@@ -71,20 +71,21 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
     clipping_norm=st.sampled_from([0.1, 1.0, 7.0]),
     asked=st.sampled_from(["auto", "public"]),
     probe_share=st.sampled_from([0.1, 0.9]),
+    classes=st.sampled_from([2, 6, 20]),
 )
 def test_class_sums_alone_are_released_if_the_noise_leaves_counts_but_no_second_moment(
-    epsilon: float, records: int, clipping_norm: float, asked: str, probe_share: float
+    epsilon: float, records: int, clipping_norm: float, asked: str, probe_share: float, classes: int
 ) -> None:
     shares = TargetGradientSettings(probe_share=probe_share, token_share=0.0)
     settings = shares.model_copy(update={"probe_covariance": asked})
     sigma = make_mechanism(epsilon, clipping_norm=clipping_norm).sigma
-    found = with_parts_that_fit(settings, clipping_norm, sigma, records, 2)
+    found = with_parts_that_fit(settings, clipping_norm, sigma, records, classes)
     by_records = settings.model_copy(update={"probe_covariance": "records"})
-    whole = with_parts_that_fit(by_records, clipping_norm, sigma, records, 2)
+    whole = with_parts_that_fit(by_records, clipping_norm, sigma, records, classes)
     count_noise = sigma / (clipping_norm * probe_share**0.5) * math.sqrt(1 + CONSTANT**2) / CONSTANT
     if asked == "auto" and whole.probe_share:
         assert found == whole
-    elif count_noise <= records / 16:
+    elif count_noise <= min(records / 16, records / classes / 2):
         resolved = {"probe_covariance": "public", "probe_dimensions": MIN_DIMENSIONS}
         assert found == settings.model_copy(update=resolved)
         assert ReleaseNorms.of_target(clipping_norm, found).second_moment == 0

@@ -148,9 +148,8 @@ def test_what_the_noise_would_drown_is_said_with_an_epsilon_that_is_enough(
     overrides = [f"privacy.epsilon={epsilon}", f"privacy.declared_records={records}"]
     recipe = load_recipe(find_recipe("rotten_tomatoes"), overrides)
     lines = parts_left_out(recipe, release_plan(recipe))
-    found = [line.removeprefix("no ").partition(":")[0] for line in lines]
-    assert found == [
-        "second moment for the probe, which has the covariance of public text" if part == "second moment" else part
+    assert [line.partition(":")[0] for line in lines] == [
+        "no second moment, so the probe labels texts but chooses none" if part == "second moment" else f"no {part}"
         for part in parts
     ]
     for line in lines:
@@ -171,3 +170,15 @@ def test_the_guide_has_the_numbers_of_records_that_token_rates_need() -> None:
                 asked = [f"privacy.epsilon={epsilon}", f"privacy.declared_records={round(records)}"]
                 plan = release_plan(load_recipe(find_recipe(recipe), asked))
                 assert (plan.target.token_share > 0) == fits
+
+
+def test_the_guide_has_the_numbers_of_records_that_class_sums_need() -> None:
+    guide = (ROOT / "docs/guide/recipes.md").read_text()
+    found = re.search(r"class sums alone ([\d,]+) under epsilon ([\d.]+) and (\d+) under (\d)", guide)
+    assert found is not None
+    *_, records, epsilon = found.groups()
+    for number, at in ((found[1].replace(",", ""), found[2]), (records, epsilon)):
+        for offset, probe in ((0, True), (-1, False)):
+            asked = [f"privacy.epsilon={at}", f"privacy.declared_records={int(number) + offset}"]
+            plan = release_plan(load_recipe(find_recipe("rotten_tomatoes"), asked))
+            assert (plan.target.probe_share > 0) == probe

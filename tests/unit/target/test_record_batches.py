@@ -106,9 +106,9 @@ def moved(whole: TargetSums, part: TargetSums) -> float:
     parts = [whole.values[label] - part.values[label] for label in whole.values]
     if whole.class_sums is not None:
         assert part.class_sums is not None
-        assert whole.second_moment is not None
-        assert part.second_moment is not None
         parts += [whole.class_sums[label] - part.class_sums[label] for label in whole.class_sums]
+    if whole.second_moment is not None:
+        assert part.second_moment is not None
         parts.append(whole.second_moment - part.second_moment)
     if whole.token_sums is not None:
         assert part.token_sums is not None

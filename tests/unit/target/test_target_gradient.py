@@ -271,7 +271,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("discrete", [False, True])
-@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.parametrize("probe", ["none", "public", "records"])
 def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
     phi: LanguageModel,
     template: TokenisedTemplate,
@@ -279,13 +279,15 @@ def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
     watched: list[int],
     killed_after: int,
     discrete: bool,
-    probe: bool,
+    probe: str,
     tmp_path: Path,
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": "discrete"}) if discrete else None
     settings = TargetGradientSettings(batch_size=1, token_share=0.3)
+    if probe != "none":
+        settings = settings.model_copy(update={"probe_covariance": probe})
     frequencies = torch.linspace(1e-5, 0.06, len(phi.embeddings))  # some of them too common to have a weight
-    space = replace(probed_space, frequencies=frequencies) if probe else FULL
+    space = FULL if probe == "none" else replace(probed_space, frequencies=frequencies)
     undisturbed = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     watched[:] = [-(killed_after + 1)]
     unfinished = UnfinishedSums(tmp_path / "sums")
@@ -297,7 +299,7 @@ def test_a_killed_sum_goes_on_where_it_was_to_the_same_bits(
     assert resumed.clip_fraction == undisturbed.clip_fraction
     for label in (0, 1):
         assert torch.equal(resumed.values[label], undisturbed.values[label])
-    if probe:
+    if probe != "none":
         assert torch.equal(released_vector(resumed), released_vector(undisturbed))
     assert stat.S_IMODE(unfinished.file.stat().st_mode) == 0o600
     unfinished.delete()
@@ -359,17 +361,20 @@ def test_checkpoints_are_written_at_intervals(tmp_path: Path, monkeypatch: pytes
     assert seen == [False, False, True, False, True]
 
 
+@pytest.mark.parametrize(("covariance", "parts"), [("records", 5), ("public", 4)])
 def test_exact_noise_is_added_to_sums_that_lie_exactly_on_its_grid(
     phi: LanguageModel,
     template: TokenisedTemplate,
     probed_space: TargetSpace,
     monkeypatch: pytest.MonkeyPatch,
+    covariance: str,
+    parts: int,
 ) -> None:
     mechanism = MECHANISM.model_copy(update={"sampler": "discrete"})
     space = replace(probed_space, rows=torch.tensor(label_rows(template)))
-    sums = target_sums(
-        phi, template, DATA, TargetGradientSettings(probe_share=0.4, token_share=0.0), 0.1, mechanism, space
-    )
+    shares = TargetGradientSettings(probe_share=0.4, token_share=0.0)
+    settings = shares.model_copy(update={"probe_covariance": covariance})
+    sums = target_sums(phi, template, DATA, settings, 0.1, mechanism, space)
     noised: list[torch.Tensor] = []
 
     def seen(values: dict[int, torch.Tensor], _: GaussianMechanism) -> dict[int, torch.Tensor]:
@@ -378,7 +383,7 @@ def test_exact_noise_is_added_to_sums_that_lie_exactly_on_its_grid(
 
     monkeypatch.setattr(target_gradient, "_noisy", seen)
     sums.release(mechanism)
-    assert len(noised) == 5
+    assert len(noised) == parts
     for total in noised:
         steps = total / mechanism._step
         assert torch.equal(steps, steps.round())

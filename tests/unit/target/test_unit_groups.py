@@ -55,8 +55,10 @@ def sums_of(
     rows_per_unit: int | None,
     sampler: str = "floating-point",
     clipping_norm: float = C,
+    covariance: str = "records",
 ) -> TargetSums:
-    settings = TargetGradientSettings(batch_size=8, token_share=0.3)
+    shares = TargetGradientSettings(batch_size=8, token_share=0.3)
+    settings = shares.model_copy(update={"probe_covariance": covariance})
     release = mechanism(sampler=sampler)
     return target_sums(model, template, data, settings, clipping_norm, release, space, None, rows_per_unit)
 
@@ -64,7 +66,7 @@ def sums_of(
 @pytest.mark.parametrize("family", ["phi", "phi3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
-@pytest.mark.parametrize("rows_per_unit", [1, 20])
+@pytest.mark.parametrize(("rows_per_unit", "covariance"), [(1, "records"), (20, "records"), (20, "public")])
 def test_no_unit_moves_the_sums_by_more_than_the_sensitivity(
     tokenizer: PreTrainedTokenizerFast,
     prompt_template: PromptTemplate,
@@ -72,6 +74,7 @@ def test_no_unit_moves_the_sums_by_more_than_the_sensitivity(
     dtype: torch.dtype,
     sampler: str,
     rows_per_unit: int,
+    covariance: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", 7)
@@ -79,15 +82,13 @@ def test_no_unit_moves_the_sums_by_more_than_the_sensitivity(
     template = tokenise_template(model, prompt_template)
     space = spaces(model, template)["public-subspace"]
     data = people(1, 12, 2, 5, 1)
-    whole = sums_of(model, template, data, space, rows_per_unit, sampler)
-    distances = [
-        moved(whole, sums_of(model, template, without(data, unit), space, rows_per_unit, sampler))
-        for unit in range(5)
-    ]
+    of = partial(sums_of, model, template, space=space, sampler=sampler, covariance=covariance)
+    whole = of(data, rows_per_unit=rows_per_unit)
+    assert (whole.second_moment is None) == (covariance == "public")
+    distances = [moved(whole, of(without(data, unit), rows_per_unit=rows_per_unit)) for unit in range(5)]
     assert 0.5 < max(distances) <= mechanism(sampler=sampler).record_norm / C
     # Without the unit column, a person with many texts moves them further.
-    by_record = sums_of(model, template, data, space, None, sampler)
-    assert moved(by_record, sums_of(model, template, without(data, 1), space, None, sampler)) > 2
+    assert moved(of(data, rows_per_unit=None), of(without(data, 1), rows_per_unit=None)) > 2
 
 
 def test_a_units_vector_is_the_clipped_mean_of_its_records(
