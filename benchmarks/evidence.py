@@ -111,6 +111,8 @@ if __name__ == "__main__":
     if not (options.folder / "material").exists():
         (options.folder / "material").symlink_to(options.material.resolve(), target_is_directory=True)
     measured = json.loads(RUNS.read_text())
+    if unknown := sorted(set(options.names) - {study.name for study in planned()}):
+        parser.error(f"no study {', '.join(unknown)} in {PLAN.name}")
     for missing in planned():
         if missing.name in measured or (options.names and missing.name not in options.names):
             continue

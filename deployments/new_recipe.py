@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 
 from gradmm.config.loading import validate_recipe
 from gradmm.data.shape import DataShape, two_digits
+from gradmm.errors import InputError
 from gradmm.lm.model_reference import unusable_model
 
 TEMPLATE = Path(__file__).parent / "new_recipe.yaml.jinja"
@@ -30,11 +32,17 @@ def recipe_text(shape: DataShape, model: str, first_token: Callable[[str], int] 
     Args:
         first_token: returns the first token of a word, in which verbalisers have to differ; None if the model's
             tokenizer is not available locally.
+
+    Raises:
+        InputError: for too few rows, and for a tokenizer that does not tell the classes apart.
     """
     few = shape.rows < FEW_ROWS
     held_out = max(1, min(1000, shape.rows // 5))
     train_rows = shape.rows - held_out * sum(shape.splits[part] is None for part in ("validation", "test"))
     labels, names = list(shape.class_names), list(shape.class_names.values())
+    if train_rows < 2 * len(names):
+        problem = f"{shape.rows} rows leave {train_rows} to train on, for {len(names)} classes"
+        raise InputError(problem, shape.path, "give more rows")
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
@@ -73,17 +81,21 @@ def verbalisers(names: Sequence[str], first_token: Callable[[str], int] | None) 
     """Choose a word for each class that differs from the others in its first token.
 
     It is the class's name; or, if the names begin alike, the first words in which they differ; or a letter.
+
+    Raises:
+        InputError: if the tokenizer does not tell enough letters apart.
     """
     words = [re.sub(r"[\W_]+", " ", name).strip() for name in names]
     words = [word.lower() if word.isascii() else word for word in words]
-    letters = [chr(ord("A") + number) for number in range(len(names))]
+    letters = list(string.ascii_letters.swapcase()[: len(names)])
     later_words = zip(*(word.split()[1:] for word in words), strict=False)
     choices = [words, *later_words, letters]
     key = first_token or (lambda word: hash(word.split()[0]))
     for choice in choices:
         if all(choice) and len({key(f" {word}") for word in choice}) == len(choice):
             return [f" {word}" for word in choice]
-    return [f" {letter}" for letter in letters]
+    problem = f"the model's tokenizer does not tell {len(names)} letters apart, and the classes' names begin alike"
+    raise InputError(problem, "model", "use another model, or write the recipe by hand")
 
 
 def first_token_of(model: str) -> Callable[[str], int] | None:
@@ -98,7 +110,8 @@ def first_token_of(model: str) -> Callable[[str], int] | None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        # Or transformers would ask in the terminal whether to run code that lies in the folder.
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception
         raise unusable_model(model, error) from error
     return lambda word: tokenizer(word, add_special_tokens=False)["input_ids"][0]

@@ -126,7 +126,7 @@ def transfer(
     from gradmm.studies.plans import all_texts, check_models, check_plan
 
     loaded, arms = options.load(recipe), arms or BASELINES["transfer"]
-    check_models(loaded, models)
+    check_models(loaded, models, arms)
     check_plan(loaded, [all_texts(loaded)], arms)
     options.run("transfer", loaded, words, models=models, arms=arms)
 
@@ -141,10 +141,10 @@ def distribution(
         arms: Baselines. Default: zero-shot rerank random.
     """
     from gradmm.studies.arms import BASELINES
-    from gradmm.studies.plans import all_texts, check_plan
+    from gradmm.studies.plans import check_distribution
 
     loaded, arms = options.load(recipe), arms or BASELINES["distribution"]
-    check_plan(loaded, [all_texts(loaded)], arms)
+    check_distribution(loaded, arms)
     options.run("distribution", loaded, words, arms=arms)
 
 

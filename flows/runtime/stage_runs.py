@@ -31,10 +31,11 @@ logger = logging.getLogger("gradmm.flow")
 
 
 class _Result(NamedTuple):
-    """Output of a stage, and whether it came from the cache."""
+    """Output of a stage, and whether it came from the cache: all of it, or in part."""
 
     artifact: StageArtifact
     cached: bool
+    partly_cached: bool = False
 
 
 @dataclass
@@ -88,7 +89,8 @@ class StageRuns:
                 results += self._run_shards(shard, merge.name, more, execution)
             results.append(self._run_stage(merge, {"shards": _artifacts(results)}))
         merged = results[-1].artifact
-        self._record(_Result(merged, all(result.cached for result in results)), started, peak)
+        cached = [result.cached for result in results]
+        self._record(_Result(merged, all(cached), any(cached) and not all(cached)), started, peak)
         return merged
 
     def run_each(
@@ -192,10 +194,10 @@ class StageRuns:
 
     def _record(self, result: _Result, started: float, peak: PeakMemory | None = None) -> None:
         """Log a finished stage, append its record and show it in the UI. A cached result has no peak memory."""
-        artifact, cached = result
+        artifact, cached, partly_cached = result
         seconds = time.perf_counter() - started
         logger.info("%s: %d rows, %s", artifact.stage, artifact.rows, "cached" if cached else f"{seconds:.1f} s")
-        record = StageRecord(cached=cached, seconds=seconds, **artifact.model_dump())
+        record = StageRecord(cached=cached, partly_cached=partly_cached, seconds=seconds, **artifact.model_dump())
         if peak and not cached:
             record = record.model_copy(update={"peak_memory": peak.process, "peak_gpu_memory": peak.gpu})
         self.records.append(record)

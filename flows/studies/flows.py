@@ -56,6 +56,7 @@ from gradmm.studies.arms import (
 )
 from gradmm.studies.plans import (
     all_texts,
+    check_distribution,
     check_epsilons,
     check_models,
     check_path,
@@ -180,7 +181,7 @@ def transfer(
     Args:
         models: hub ids or folders of causal language models. The recipe's other `model` settings apply to all.
     """
-    check_models(recipe, models)
+    check_models(recipe, models, arms)
     check_plan(recipe, [all_texts(recipe)], arms)
     study = Study("transfer", recipe, root, command)
     model = study.recipe.model
@@ -312,7 +313,8 @@ def distribution(
     Args:
         arms: those that cannot have as many texts as the product are left out.
     """
-    check_plan(recipe, [size := all_texts(recipe)], arms)
+    check_distribution(recipe, arms)
+    size = all_texts(recipe)
     study = Study("distribution", recipe, root, command)
     texts = study.arms(name for name in arms if ARMS[name].sizes([size]) == [size])
     seed = study.seeds[0]

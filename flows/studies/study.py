@@ -21,6 +21,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from gradmm.config.recipe import Recipe
 from gradmm.data.examples import class_counts
+from gradmm.errors import InputError
 from gradmm.evaluation.arm import ALL_ROWS, CALIBRATED, Arm
 from gradmm.flows.finetune_plan import Plan, Trial, repeating, searching
 from gradmm.flows.pipeline import (
@@ -134,9 +135,15 @@ class Study:
         name: of the flow, and of the stage with the study's table.
         requested: the recipe before the folders of the demo are filled in.
         command: the command line, for the record.
+
+    Raises:
+        InputError: if the recipe draws a new target in every run.
     """
 
     def __init__(self, name: str, requested: Recipe, root: Location, command: Sequence[str]) -> None:
+        if requested.privacy.redraw:
+            problem = "a study compares texts from one target, and would draw and charge another for each variant"
+            raise InputError(problem, "privacy.redraw", "set it to false for a study")
         self._began, self._clock = datetime.now(UTC), time.perf_counter()
         self.name, self.requested, self._command = name, requested, tuple(command)
         self.root = Root(path=root.resolve())
@@ -345,12 +352,12 @@ class Study:
 
     @property
     def _making_seconds(self) -> dict[str, dict[str, float]]:
-        """The time of each stage that made the first seed's texts, by arm and stage, where it was not cached."""
+        """The time of each stage that made the first seed's texts, by arm and stage, where nothing was cached."""
         others = (self.name, coresets.name, mechanism_audit.name)
         seconds: dict[str, dict[str, float]] = {}
         for arm, runs in self._variants.items():
             for record in runs.records:
-                if not record.cached and record.stage not in others:
+                if not record.cached and not record.partly_cached and record.stage not in others:
                     of_arm = seconds.setdefault(arm, {})
                     of_arm[record.stage] = of_arm.get(record.stage, 0.0) + record.seconds
         return seconds

@@ -141,6 +141,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     keys = name.strip().split(".")
     if not separator or not all(keys):
         raise InputError(f"{override!r} is not of the form a.b=value", "set", "for example seed=1")
+    if not text.strip():  # as of a shell's variable that is not set
+        raise InputError("has no value", f"set {name}", "write null to unset a setting")
     try:
         value = _parsed(text)
     except yaml.YAMLError as error:
@@ -167,7 +169,7 @@ def _descend(node: Any, key: str, name: str) -> Any:
 
 
 def _index(node: list[Any], key: str, name: str) -> int:
-    if key.isdigit() and int(key) < len(node):
+    if key.isdecimal() and int(key) < len(node):
         return int(key)
     raise InputError(f"there is no entry {key!r} in a list of {len(node)}", f"set {name}", "count from 0")
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,6 +40,15 @@ class Settings(BaseModel):
 
     #: Fields that affect execution but not the result. Cache keys exclude them.
     runtime_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reject_boolean_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false, and so YAML's yes and on, where pydantic would take them for 1 and 0."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and "bool" not in str(field.annotation) and field.annotation is not Any:
+            raise ValueError("true and false are no numbers")
+        return value
 
     @field_validator("*")
     @classmethod

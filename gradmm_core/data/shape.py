@@ -64,6 +64,7 @@ class DataShape:
 
     Attributes:
         splits: name of the train, validation and test split; None where there is none.
+        unlabelled: names of validation and test splits that are left out, because they have none of the labels.
         label_names: values of the label column, if these are not integers from 0 on.
         class_names: a name for each label.
         rows: of train, rounded to two digits.
@@ -72,6 +73,7 @@ class DataShape:
 
     path: str
     splits: dict[str, str | None]
+    unlabelled: tuple[str, ...]
     text_column: str
     label_column: str
     label_names: tuple[str, ...] | None
@@ -104,17 +106,33 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     texts = column_of(table, text, "--text", path)
     check_text(texts, text, path, "name another with --text")
     names, classes = _classes(table, label, path)
+    values = {str(value) for value in table[label].unique().to_pylist()}
+    unlabelled = {
+        part: split
+        for part, split in splits.items()
+        if part != "train" and split is not None and not _has_labels(path, split, label, values)
+    }
     words = pc.count_substring_regex(texts.drop_null(), r"\S+")  # pyright: ignore
     typical = pc.approximate_median(words).as_py() or 0  # pyright: ignore
     return DataShape(
         path=path,
-        splits=splits,
+        splits=splits | dict.fromkeys(unlabelled, None),
+        unlabelled=tuple(unlabelled.values()),
         text_column=text,
         label_column=label,
         label_names=names,
         class_names=classes,
         rows=two_digits(table.num_rows),
         words=next((n for n in LENGTHS if n >= typical), LENGTHS[-1]),
+    )
+
+
+def _has_labels(path: str, split: str, label: str, values: set[str]) -> bool:
+    """Return whether a row of a split has one of the labels. Those of test splits are often withheld."""
+    parts = (part for source in sources_of(DataSettings(path=path), split) for part in source.parts())
+    return any(
+        label in part.column_names and values & {str(value) for value in part[label].unique().to_pylist()}
+        for part in parts
     )
 
 

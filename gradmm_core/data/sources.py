@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, json, parquet
 
 from gradmm.config.settings import DataSettings
@@ -231,7 +232,23 @@ def _read_delimited(file: Path) -> Iterator[pa.Table]:
             raise
         row, expected, found = map(int, ragged.groups())
         raise ValueError(f"row {row - 2} has {found} fields instead of {expected}") from None
+    if _delimiter(file) == "\t":
+        _refuse_swallowed_rows(table)
     return _parts(table)
+
+
+def _refuse_swallowed_rows(table: pa.Table) -> None:
+    """Refuse a field with tabs and line breaks: rows that an unbalanced quotation mark has made one.
+
+    Raises:
+        ValueError: with the number of the first such row.
+    """
+    for column in table.columns:
+        if pa.types.is_string(column.type):
+            tabs, breaks = (pc.match_substring(column, each) for each in "\t\n")  # pyright: ignore
+            row = pc.index(pc.and_(tabs, breaks), True).as_py()  # pyright: ignore
+            if row >= 0:
+                raise ValueError(f"row {row} holds other rows, from a quotation mark that is not doubled")
 
 
 def _delimiter(file: Path) -> str:

@@ -26,6 +26,13 @@ from gradmm.storage.artifacts import METADATA_KEY, file_digest
 
 _KILLED = "left by a killed run"
 
+#: Glob pattern of a cache key. Other files in the same folders are somebody else's.
+_KEY = "[0-9a-f]" * 32
+
+
+#: What a run leaves in its root first.
+_TRACES = ("stages/*/*.parquet", "runs/*/run.json", "ledger/*.jsonl")
+
 
 @dataclass(frozen=True)
 class Removable:
@@ -34,6 +41,16 @@ class Removable:
     path: Path
     size: int
     reason: str
+
+
+def check_root(root: Path) -> None:
+    """Check that a run has written to a folder.
+
+    Raises:
+        InputError: if none has: what lies there is somebody else's.
+    """
+    if not any(next(root.glob(pattern), None) for pattern in _TRACES):
+        raise InputError("no run has written here", str(root), "give the --root of your runs")
 
 
 def removable(root: Path, before: float) -> list[Removable]:
@@ -55,9 +72,9 @@ def removable(root: Path, before: float) -> list[Removable]:
         if stage in found or not stage.exists():
             found[record] = "its stage is gone"
     for pattern, reason in {
-        "results/*": "left by a failed task",
-        "unfinished/*": _KILLED,
-        "plots/*": "redrawn when missing",
+        f"results/{_KEY}": "left by a failed task",
+        f"unfinished/*-{_KEY}": _KILLED,
+        f"plots/{_KEY}.md": "redrawn when missing",
         "stages/*/.*": _KILLED,
         "runs/*/.*": _KILLED,
         ".demo-*": _KILLED,

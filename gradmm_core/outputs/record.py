@@ -31,6 +31,7 @@ class StageRecord(BaseModel, frozen=True):
 
     Attributes:
         figures: the stage's own figures, as JSON values.
+        partly_cached: whether some of its shards were found in the cache, and `seconds` are those of the others.
         peak_memory, peak_gpu_memory: in bytes; None if unknown.
     """
 
@@ -41,6 +42,7 @@ class StageRecord(BaseModel, frozen=True):
     figures: dict[str, Any]
     cached: bool
     seconds: float
+    partly_cached: bool = False
     peak_memory: int | None = None
     peak_gpu_memory: int | None = None
 

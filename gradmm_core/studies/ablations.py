@@ -12,7 +12,10 @@ from gradmm.config.loading import merged_settings, read_yaml, validate_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.studies.arm_recipes import unselected
-from gradmm.studies.arms import ARMS
+from gradmm.studies.arms import ARMS, PRODUCT, counterpart
+
+#: Blocks that a study takes from its recipe for all arms; another seed or other data would move the rows held out.
+SHARED = {"seed", "data", "finetune_eval", "mia_audit", "execution"}
 
 
 class Ablation(BaseModel, frozen=True, extra="forbid"):
@@ -60,11 +63,18 @@ def check_ablations(recipe: Recipe, ablations: Sequence[Ablation]) -> None:
     """Check the names and the settings of ablations of a recipe.
 
     Raises:
-        InputError: for settings that the recipe does not allow, and for a name that is used twice or by an arm.
+        InputError: for settings that the recipe does not allow, for those that all arms of a study share, and for
+            a name that is used twice, by an arm, or as arms of other guarantees are named.
     """
     seen = set(ARMS)
     for ablation in ablations:
+        where = f"the ablation {ablation.name!r}"
         if ablation.name in seen:
-            raise InputError("the name is taken", f"the ablation {ablation.name!r}", "choose another name")
+            raise InputError("the name is taken", where, "choose another name")
+        if counterpart(ablation.name) != PRODUCT:
+            raise InputError("the name is that of an arm under another guarantee", where, "choose another name")
         seen.add(ablation.name)
+        if shared := sorted(SHARED & set(ablation.settings)):
+            problem = f"{', '.join(shared)}: the same for all arms of a study"
+            raise InputError(problem, where, "leave it out, or run the study of another recipe")
         ablated(recipe, ablation)

@@ -56,9 +56,13 @@ def unfiltered(recipe: Recipe) -> Recipe:
 
 
 def zero_shot(recipe: Recipe) -> Recipe:
-    """Write one text for each example, without selection by loss (`unselected`), labelled as it was written."""
+    """Write one text for each example, without selection by loss (`unselected`), labelled as it was written.
+
+    As the product and the rivals write, if the recipe's method is `written`: again if a text contains an answer.
+    """
     hard = recipe.labelling.model_copy(update={"labels": "hard"})
-    return unselected(rerank(recipe, draws=1)).model_copy(update={"labelling": hard})
+    as_written = _untilted(recipe) if recipe.generation.method == "written" else rerank(recipe, draws=1)
+    return unselected(as_written).model_copy(update={"labelling": hard})
 
 
 def written(recipe: Recipe, factor: int) -> Recipe:

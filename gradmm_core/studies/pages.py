@@ -208,8 +208,7 @@ def _lead_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame, by: str) -> list[s
             for row in _rows(alone)
         ),
         _grid(at_sizes, "size", _lead),
-        f"{_within_noise(compared)} There is no correction for multiple comparisons: without any true difference, "
-        f"about {len(compared) * (1 - CONFIDENCE):.1f} of them would still be called one.",
+        _within_noise(compared) + _by_chance(compared),
     ]
 
 
@@ -219,7 +218,8 @@ def _quality(largest: pd.DataFrame) -> list[str]:
     return [
         f"## Quality of {largest['size'].max()} texts",
         "Log-perplexity under the model; share of distinct word bigrams; BLEU of each text against the others; "
-        "and three distances of the model's hidden states from those of as many test rows of each class. A higher "
+        "and three distances of the model's hidden states from those of test rows, the same for all arms: of each "
+        "class as many as texts were asked for, or all if there are fewer. A higher "
         "log-perplexity means less likely text, a smaller distance means closer to real text.",
         _table({"arm": row["arm"]} | _cells(row, MEASURES) for row in _rows(largest)),
     ]
@@ -480,7 +480,25 @@ def _lead(row: Row) -> str:
 
 
 def _within_noise(compared: pd.DataFrame) -> str:
-    return f"{(compared['verdict'] == 'within noise').sum()} of {len(compared)} differences are within noise."
+    judged = _judged(compared)
+    if judged.empty:
+        return f"Too few seeds to tell differences from noise: that takes {MIN_SEEDS}."
+    return f"{(judged['verdict'] == 'within noise').sum()} of {len(judged)} differences are within noise."
+
+
+def _by_chance(compared: pd.DataFrame) -> str:
+    judged = _judged(compared)
+    if judged.empty:
+        return ""
+    return (
+        " There is no correction for multiple comparisons: without any true difference, "
+        f"about {len(judged) * (1 - CONFIDENCE):.1f} of them would still be called one."
+    )
+
+
+def _judged(compared: pd.DataFrame) -> pd.DataFrame:
+    """Leave out rows with too few seeds for a verdict."""
+    return compared[compared["verdict"] != "too few seeds"]
 
 
 def _cells(row: Row, columns: Mapping[str, tuple[str, int]]) -> dict[str, str]:
@@ -492,9 +510,12 @@ def _cells(row: Row, columns: Mapping[str, tuple[str, int]]) -> dict[str, str]:
 
 
 def _grid(table: pd.DataFrame, by: str, cell: Callable[[Row], str]) -> str:
-    """A line for each arm, a column for each size or step."""
-    arms = table.sort_values(by, kind="stable").groupby("arm", sort=False)
-    return _table({"arm": str(arm)} | {str(row[by]): cell(row) for row in _rows(rows)} for arm, rows in arms)
+    """A line for each arm, a column for each size or step in ascending order."""
+    columns = {str(value): "" for value in sorted(table[by].unique())}
+    arms = table.groupby("arm", sort=False)
+    return _table(
+        {"arm": str(arm)} | columns | {str(row[by]): cell(row) for row in _rows(rows)} for arm, rows in arms
+    )
 
 
 def _table(lines: Iterable[Mapping[str, str]]) -> str:
@@ -502,7 +523,7 @@ def _table(lines: Iterable[Mapping[str, str]]) -> str:
     lines = list(lines)
     if not lines:
         return ""
-    headings = list(max(lines, key=len))
+    headings = list(dict.fromkeys(heading for line in lines for heading in line))
     return markdown_table(headings, ([line.get(heading, "") for heading in headings] for line in lines))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
+from gradmm.evaluation.arm import CALIBRATED
 from gradmm.evaluation.schedule import Schedule
 from gradmm.evaluation.trainable import check_lora_is_installed
 from gradmm.privacy.ledger import Release, release_of
@@ -20,18 +21,24 @@ from gradmm.rivals.releases import ADAPTERS, MEAN_STATES, NEXT_TOKENS, VOTES, ri
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
 from gradmm.studies.arms import ARMS, RIVALS, SIZES, Adapters, Epsvec, FewShot, PrivateEvolution
 
+#: Fewest texts whose halves have distances.
+MIN_TEXTS = 4
+
 
 def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
     """Check sizes, arms and guarantees.
 
     Raises:
         InputError: for a size that leaves a class empty or exceeds the number of filtered texts, an arm that is
-            unknown or lacks public examples, a rival that does not suit the recipe, and an epsilon that the recipe
-            does not allow.
+            unknown, lacks public examples or would be written by another model, a rival that does not suit the
+            recipe, and an epsilon that the recipe does not allow.
     """
     for name in arms:
         if name not in ARMS and name not in RIVALS:
             raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join([*ARMS, *RIVALS])}")
+        if recipe.generation.endpoint is not None and (name in RIVALS or name == "rerank"):
+            problem = f"{name} writes by the recipe's own model, and the product by the served one"
+            raise InputError(problem, "generation.endpoint", "leave one of them out")
         if name in RIVALS:
             _check_rival(recipe, name, epsilons)
     classes, per_class = len(recipe.classes), recipe.texts_per_class
@@ -134,6 +141,19 @@ def check_scale(recipe: Recipe, sizes: Sequence[int], methods: Sequence[str]) ->
         scaled(recipe, max(sizes), method)
 
 
+def check_distribution(recipe: Recipe, arms: Sequence[str]) -> None:
+    """Check the arms, and that there are enough texts for distances between halves of them.
+
+    Raises:
+        InputError: as `check_plan`, and for a recipe that keeps fewer than four texts.
+    """
+    size = all_texts(recipe)
+    check_plan(recipe, [size], arms)
+    if size < MIN_TEXTS:
+        problem = f"halves of {size} texts have no distances"
+        raise InputError(problem, "loss_selection.per_class", f"keep at least {MIN_TEXTS} texts in all")
+
+
 def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:
     """Check the guarantees that a recipe without noise is compared with.
 
@@ -147,12 +167,15 @@ def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:
     _check_mechanisms(recipe, epsilons)
 
 
-def check_models(recipe: Recipe, models: Sequence[str]) -> None:
+def check_models(recipe: Recipe, models: Sequence[str], arms: Sequence[str]) -> None:
     """Check the names of other models.
 
     Raises:
-        InputError: for a name that is repeated or is the recipe's model.
+        InputError: for a name that is repeated or is the recipe's model, and for an arm that only the recipe's
+            model has been calibrated for.
     """
+    if models and CALIBRATED in arms:
+        raise InputError(f"{CALIBRATED}: of the recipe's model alone", "arms", "leave it out, or the other models")
     names = [recipe.model.name, *models]
     for name in models:
         if names.count(name) > 1:

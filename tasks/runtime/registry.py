@@ -34,7 +34,7 @@ STUDY_STAGES = {
     "private_examples": 1,
     "private_adapters": 1,
     "adapted_texts": 1,
-    "arm_measures": 2,
+    "arm_measures": 3,
     "tfidf_eval": 2,
     "compare": 4,
     "scarce": 4,

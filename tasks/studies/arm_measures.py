@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pandas as pd
 
 from gradmm.data.examples import class_counts, sample_class_rows
@@ -31,8 +29,9 @@ def arm_measures(
 ) -> Outcome:
     """Measure the texts of every size and seed.
 
-    Distances are between the embeddings of the arm's texts and of as many random test rows of each class, which
-    every seed draws anew. Train rows would be at distance zero from themselves.
+    Distances are between the embeddings of the arm's texts and of random test rows, which every seed draws anew:
+    as many of each class as texts were asked for, or all if there are fewer. They are the same for all arms. Train
+    rows would be at distance zero from themselves.
 
     Args:
         made: the source of the arm's texts for each seed; see `ArmTexts`.
@@ -44,7 +43,7 @@ def arm_measures(
         for seed, source in zip(seeds, made or [None] * len(seeds), strict=True):
             counts = class_counts(size, prompt_template.labels)
             texts = ArmTexts(context, arm, source, train).of(counts, seed)
-            drawn = real.take(sample_class_rows(real.labels, Counter(texts.labels), seed))
+            drawn = real.take(sample_class_rows(real.labels, counts, seed))
             measures = text_measures(reader, texts.texts, drawn.texts, seed)
             rows.append({"arm": arm.name, "size": size, "seed": seed, "texts": len(texts)} | measures)
     return pd.DataFrame(rows), {}

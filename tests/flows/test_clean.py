@@ -29,7 +29,7 @@ def test_what_no_run_refers_to_goes_and_what_one_does_is_still_cached(
     dropped = run(tiny_recipe(privacy=PRIVATE, loss_selection={"per_class": 2}), root)
     shutil.rmtree(root / "runs" / dropped.run_id)  # nobody wants it any more
     (root / "unfinished").mkdir(exist_ok=True)
-    (root / "unfinished" / "target_gradient-old").write_bytes(b"sums")
+    (root / "unfinished" / "target_gradient-0123456789abcdef0123456789abcdef").write_bytes(b"sums")
     (root / "stages" / "generation" / ".x.parquet.abcdefgh.tmp").write_bytes(b"half")
     before = sizes(root)
 
@@ -51,7 +51,10 @@ def test_what_no_run_refers_to_goes_and_what_one_does_is_still_cached(
         assert f"  {name}  (" in said
     of_shards = [name for name in gone if name.startswith("stages/generation_shard/")]
     assert len(of_shards) == 4
-    assert {"unfinished/target_gradient-old", "stages/generation/.x.parquet.abcdefgh.tmp"} <= gone
+    assert {
+        "unfinished/target_gradient-0123456789abcdef0123456789abcdef",
+        "stages/generation/.x.parquet.abcdefgh.tmp",
+    } <= gone
     for stage in ("generation", "loss_selection", "finetune_eval"):
         assert f"stages/{stage}/{dropped.stage(stage).path.name}" in gone
         assert f"results/{stage}/{dropped.stage(stage).path.stem}" in gone

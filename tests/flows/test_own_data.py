@@ -189,3 +189,39 @@ def test_a_deployments_paths_do_not_depend_on_where_its_runs_are(
     assert deployed["model"]["name"] == str(tmp_path / "model")
     hub = parameters(load_recipe(find_recipe("sst2")), tmp_path)
     assert (hub["data"]["path"], hub["model"]["name"]) == (None, "microsoft/phi-1_5")
+
+
+def test_a_mark_of_quotation_that_swallows_rows_of_a_tsv_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{row} lovely days out\t{row % 2}" for row in range(60)]
+    for row in (7, 50):
+        lines[row] = '"' + lines[row]
+    Path("own.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    refused = gradmm("init", "own.tsv")
+    assert refused.status == 2
+    assert "row 7 holds other rows, from a quotation mark that is not doubled" in refused.err
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_too_few_rows_to_hold_any_out_are_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    REVIEWS.head(rows).to_csv("own.csv", index=False)
+    refused = gradmm("init", "own.csv", "--text", "text", "--label", "label")
+    assert (refused.status, len(refused.err.splitlines())) == (2, 1)
+
+
+def test_a_recipes_name_ends_in_yaml_and_letters_name_many_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame(
+        {"text": [f"a day out, {row}" for row in range(300)], "label": [r % 30 for r in range(300)]}
+    )
+    frame.to_csv("own.csv", index=False)
+    assert "own: does not end in .yaml" in gradmm("init", "own.csv", "--out", "own").err
+    assert gradmm("init", "own.csv", "--out", "our own.yaml").out.count("'our own.yaml'") == 2
+    assert len(load_recipe(Path("our own.yaml")).classes) == 30

@@ -629,3 +629,17 @@ def test_shipped_verbalisers_differ_in_their_first_tokens(material: Path, name: 
     tokens = [tokenizer(c.verbaliser, add_special_tokens=False)["input_ids"] for c in shipped(name).classes]
     assert len({ids[0] for ids in tokens}) == len(tokens)
     assert all(len(ids) == 1 for ids in tokens)
+
+
+@pytest.mark.parametrize("given", ["privacy.epsilon=true", "seed=yes", "generation.per_class=on"])
+def test_true_is_no_number(given: str) -> None:
+    with pytest.raises(InputError, match="true and false are no numbers"):
+        shipped("sst2", given)
+
+
+@pytest.mark.parametrize("given", ["privacy.epsilon=", "privacy.unit_column=  "])
+def test_an_override_without_a_value_is_refused(given: str) -> None:
+    """As of a shell's variable that is not set: it would take the guarantee away."""
+    with pytest.raises(InputError, match="has no value; write null to unset a setting"):
+        shipped("sst2", "privacy.epsilon=1", given)
+    assert shipped("sst2", "privacy.epsilon=1", "privacy.epsilon=null").privacy.epsilon is None

@@ -41,6 +41,7 @@ def test_columns_classes_and_sizes_are_found(tmp_path: Path, name: str) -> None:
     assert shape_of(write(REVIEWS, tmp_path / name), None, None) == DataShape(
         path=str(tmp_path / name),
         splits={"train": "train", "validation": None, "test": None},
+        unlabelled=(),
         text_column="review",
         label_column="stars",
         label_names=("bad", "good", "so-so"),
@@ -48,6 +49,17 @@ def test_columns_classes_and_sizes_are_found(tmp_path: Path, name: str) -> None:
         rows=120,
         words=16,
     )
+
+
+@pytest.mark.parametrize("withheld", [{"stars": "unknown"}, None])
+def test_a_split_without_the_labels_is_left_out(tmp_path: Path, withheld: dict[str, str] | None) -> None:
+    write(REVIEWS, tmp_path / "train.csv")
+    write(REVIEWS, tmp_path / "validation.csv")
+    test = REVIEWS.assign(**withheld) if withheld else REVIEWS.drop(columns="stars")
+    write(test, tmp_path / "test.csv")
+    shape = shape_of(str(tmp_path), None, None)
+    assert shape.splits == {"train": "train", "validation": "validation", "test": None}
+    assert shape.unlabelled == ("test",)
 
 
 def test_no_text_is_part_of_the_shape(tmp_path: Path) -> None:

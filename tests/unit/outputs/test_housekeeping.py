@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradmm.errors import InputError
-from gradmm.outputs.housekeeping import removable, remove
+from gradmm.outputs.housekeeping import check_root, removable, remove
 from gradmm.privacy.ledger import Ledger
 from gradmm.storage.artifacts import METADATA_KEY, file_digest
 from tests.conftest import examples
@@ -128,8 +128,8 @@ def test_nothing_that_a_run_a_release_or_the_ledger_needs_is_removed_and_all_els
             name: (write(root / name, b"x", old), old)
             for name, old in zip(
                 (
-                    "plots/one.md",
-                    "unfinished/target_gradient-key",
+                    "plots/0123456789abcdef0123456789abcdef.md",
+                    "unfinished/target_gradient-0123456789abcdef0123456789abcdef",
                     "stages/generation/.key.parquet.abcdefgh.tmp",
                     "runs/run0/.report.html.abcdefgh.tmp",
                     "results/0123456789abcdef0123456789abcdef",
@@ -139,6 +139,9 @@ def test_nothing_that_a_run_a_release_or_the_ledger_needs_is_removed_and_all_els
                 strict=True,
             )
         }
+        # Other people's, in folders of the same names.
+        for name in ("plots/fig1.png", "plots/notes.md", "unfinished/chapter.tex", "results/thesis.csv"):
+            rest[name] = (write(root / name, b"x", old=True), False)
         record_of_nothing = write(root / "results" / "generation" / "gone", b"{}", old=False)
 
         needed = {each for run in of_runs for each in run if each in there} | ((charged | begun) & targets)
@@ -168,6 +171,14 @@ def test_nothing_that_a_run_a_release_or_the_ledger_needs_is_removed_and_all_els
             if name.startswith("ledger/") or (name.startswith("runs/") and "/." not in name):
                 assert name in after
         assert removable(root, BEFORE) == []
+
+
+def test_a_folder_that_no_run_has_written_to_is_no_root(tmp_path: Path) -> None:
+    write(tmp_path / "results" / "0123456789abcdef0123456789abcdef", b"", old=True)
+    with pytest.raises(InputError, match="no run has written here"):
+        check_root(tmp_path)
+    write(tmp_path / "stages" / "generation" / "key.parquet", b"", old=True)
+    check_root(tmp_path)
 
 
 def test_a_record_or_a_ledger_that_cannot_be_read_stops_it(tmp_path: Path) -> None:

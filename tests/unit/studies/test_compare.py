@@ -199,7 +199,21 @@ def test_two_seeds_have_neither_interval_nor_verdict() -> None:
     assert set(table["verdict"].dropna()) == {"too few seeds"}
     page = "\n\n".join(comparison_tables(table))
     assert "±" not in page
-    assert "0 of 4 differences are within noise" in page
+    assert "Too few seeds to tell differences from noise" in page
+    assert "differences are within noise" not in page
+    assert "by chance" not in page
+
+
+def test_a_lead_is_shown_at_every_size_although_arms_differ_in_sizes() -> None:
+    table = compare_arms(evaluations(), measures())
+    few = table[(table["arm"] == "zero-shot") & (table["size"] == 5)].assign(arm="few")
+    rest = table[(table["arm"] != "zero-shot") | (table["size"] == 10)]
+    page = "\n\n".join(comparison_tables(pd.concat([rest, few])))
+    grid = page.partition("## Lead of gradmm")[2].partition("##")[0].splitlines()
+    assert "| arm | 5 | 10 |" in grid
+    (line,) = [line for line in grid if line.startswith("| few ")]
+    assert line.endswith("|  |")
+    assert line.count("within noise") + line.count("higher") + line.count("lower") == 1
 
 
 def test_every_figure_of_the_markdown_is_from_the_table(table: pd.DataFrame) -> None:
