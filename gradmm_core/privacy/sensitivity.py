@@ -35,6 +35,10 @@ MIN_DIMENSIONS = 16
 COUNT_NOISE = 1 / 16
 CLASS_COUNT_NOISE = 1 / 2
 
+#: The same, as a share of a class's records, with which a second moment is released beside them. It takes most of
+#: the probe's share, and where the class means are too noisy, it costs more than it tells.
+MOMENT_COUNT_NOISE = 1 / 16
+
 
 class ReleaseNorms(NamedTuple):
     """The largest norm of each part of one record's vector; zero for a part that is not released."""
@@ -84,9 +88,10 @@ def with_parts_that_fit(
     """Leave out parts that the noise would drown, and resolve `probe_dimensions` and `probe_covariance`.
 
     Token rates are left out if `tokens_fit` says so; the probe then has their share of C^2. The probe has
-    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, its class sums alone are
-    released, unless the settings ask for the records' covariance; if not even these fit (`class_sums_fit`), there
-    is no probe, and the gradient has its share. The result depends on public quantities only.
+    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, or the noise in the counts
+    exceeds `MOMENT_COUNT_NOISE`, its class sums alone are released, unless the settings ask for the records'
+    covariance; if not even these fit (`class_sums_fit`), there is no probe, and the gradient has its share. The
+    result depends on public quantities only.
 
     Args:
         sigma: standard deviation of the release's noise; None without noise.
@@ -115,12 +120,15 @@ def _with_probe_that_fits(
     if settings.probe_dimensions != "auto":
         return by_public_text if settings.probe_covariance == "public" else by_records
     if settings.probe_covariance != "public":
-        dimensions = MAX_DIMENSIONS
+        dimensions, fits = MAX_DIMENSIONS, True
         if sigma is not None:
             assert declared_records is not None  # the recipe's validation requires it
-            norm = ReleaseNorms.of_target(clipping_norm, by_records).second_moment
-            dimensions = min(MAX_DIMENSIONS, fitting_dimensions(norm, sigma, declared_records))
-        if dimensions >= MIN_DIMENSIONS:
+            norms = ReleaseNorms.of_target(clipping_norm, by_records)
+            dimensions = min(MAX_DIMENSIONS, fitting_dimensions(norms.second_moment, sigma, declared_records))
+            noise = count_noise(norms.class_sum, sigma)
+            asked = settings.probe_covariance == "records"
+            fits = asked or noise <= MOMENT_COUNT_NOISE * declared_records / classes
+        if fits and dimensions >= MIN_DIMENSIONS:
             return by_records.model_copy(update={"probe_dimensions": dimensions})
     if settings.probe_covariance != "records":
         norm = ReleaseNorms.of_target(clipping_norm, by_public_text).class_sum
@@ -145,8 +153,12 @@ def class_sums_fit(class_sum_norm: float, sigma: float, records: int | None, cla
     The counts come from the class sums, and divide them.
     """
     assert records is not None  # the recipe's validation requires it
-    noise = sigma / class_sum_norm * math.sqrt(1 + CONSTANT**2) / CONSTANT
-    return noise <= records * min(COUNT_NOISE, CLASS_COUNT_NOISE / classes)
+    return count_noise(class_sum_norm, sigma) <= records * min(COUNT_NOISE, CLASS_COUNT_NOISE / classes)
+
+
+def count_noise(class_sum_norm: float, sigma: float) -> float:
+    """Compute the standard deviation of the noise in a class's count, which its sum of x contains."""
+    return sigma / class_sum_norm * math.sqrt(1 + CONSTANT**2) / CONSTANT
 
 
 def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:

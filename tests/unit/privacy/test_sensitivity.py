@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.privacy.sensitivity import (
+    CLASS_SUM_SHARE,
     CONSTANT,
     MAX_DIMENSIONS,
     MIN_DIMENSIONS,
@@ -83,7 +84,8 @@ def test_class_sums_alone_are_released_if_the_noise_leaves_counts_but_no_second_
     by_records = settings.model_copy(update={"probe_covariance": "records"})
     whole = with_parts_that_fit(by_records, clipping_norm, sigma, records, classes)
     count_noise = sigma / (clipping_norm * probe_share**0.5) * math.sqrt(1 + CONSTANT**2) / CONSTANT
-    if asked == "auto" and whole.probe_share:
+    beside_a_second_moment = count_noise / CLASS_SUM_SHARE**0.5
+    if asked == "auto" and whole.probe_share and beside_a_second_moment <= records / classes / 16:
         assert found == whole
     elif count_noise <= min(records / 16, records / classes / 2):
         resolved = {"probe_covariance": "public", "probe_dimensions": MIN_DIMENSIONS}
@@ -91,6 +93,16 @@ def test_class_sums_alone_are_released_if_the_noise_leaves_counts_but_no_second_
         assert ReleaseNorms.of_target(clipping_norm, found).second_moment == 0
     else:
         assert found == settings.model_copy(update={"probe_share": 0.0})
+
+
+def test_with_many_classes_a_second_moment_takes_more_records() -> None:
+    """Six emotions under epsilon 0.05: sixteen directions fit, and the means of the rare classes are noise."""
+    settings, sigma = TargetGradientSettings(token_share=0.0, probe_share=0.95), make_mechanism(0.05).sigma
+    for classes, covariance in ((2, "records"), (6, "public")):
+        found = with_parts_that_fit(settings, 1.0, sigma, 20_000, classes)
+        assert found.probe_covariance == covariance
+    by_records = settings.model_copy(update={"probe_covariance": "records"})
+    assert with_parts_that_fit(by_records, 1.0, sigma, 20_000, 6).probe_covariance == "records"
 
 
 def test_without_noise_the_probe_has_the_covariance_that_is_asked_for() -> None:
