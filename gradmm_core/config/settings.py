@@ -9,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -43,8 +42,12 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _reject_boolean_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false, and so YAML's yes and on, where pydantic would take them for 1 and 0."""
+    def _reject_boolean_number(cls, value: Any, info: Any) -> Any:
+        """Refuse true and false, and so YAML's yes and on, where pydantic would take them for 1 and 0.
+
+        Args:
+            info: a pydantic `ValidationInfo`, a protocol that cannot be checked at run time.
+        """
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and "bool" not in str(field.annotation) and field.annotation is not Any:
             raise ValueError("true and false are no numbers")
