@@ -49,8 +49,10 @@ def offence(node: ast.AST) -> str | None:
         return called
     values = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
     trusts = values.get("trust_remote_code", "settings.trust_remote_code")
-    if "allow_pickle" in values or not trusts.endswith(".trust_remote_code"):
+    if "allow_pickle" in values or (trusts != "False" and not trusts.endswith(".trust_remote_code")):
         return f"{called}({values})"
+    if called == "AutoTokenizer.from_pretrained" and "trust_remote_code" not in values:
+        return f"{called} asks in the terminal whether to run a model's code"
     if called.endswith("Model.from_pretrained") or ("AutoModelFor" in called and "from_pretrained" in called):
         return None if values.get("use_safetensors") == "True" else f"{called} without use_safetensors=True"
     if called in ("task", "Task", "flow") and values.get("result_serializer") != "'json'":
