@@ -106,11 +106,11 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     texts = column_of(table, text, "--text", path)
     check_text(texts, text, path, "name another with --text")
     names, classes = _classes(table, label, path)
-    values = {str(value) for value in table[label].unique().to_pylist()}
+    known = set(names or map(str, classes))
     unlabelled = {
         part: split
         for part, split in splits.items()
-        if part != "train" and split is not None and not _has_labels(path, split, label, values)
+        if part != "train" and split is not None and not _has_labels(path, split, label, known)
     }
     words = pc.count_substring_regex(texts.drop_null(), r"\S+")  # pyright: ignore
     typical = pc.approximate_median(words).as_py() or 0  # pyright: ignore
@@ -127,12 +127,14 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     )
 
 
-def _has_labels(path: str, split: str, label: str, values: set[str]) -> bool:
-    """Return whether a row of a split has one of the labels. Those of test splits are often withheld."""
+def _has_labels(path: str, split: str, name: str, known: set[str]) -> bool:
+    """Return whether a row of a split has a known label. Those of test splits are often withheld."""
     parts = (part for source in sources_of(DataSettings(path=path), split) for part in source.parts())
+    columns = (column_of(part, name, "--label", path) for part in parts if name in part.column_names)
     return any(
-        label in part.column_names and values & {str(value) for value in part[label].unique().to_pylist()}
-        for part in parts
+        known & set(label_values(column.drop_null()))
+        for column in columns
+        if any(is_such(column.type) for is_such in VALUE_TYPES)
     )
 
 

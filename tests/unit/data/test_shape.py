@@ -62,6 +62,14 @@ def test_a_split_without_the_labels_is_left_out(tmp_path: Path, withheld: dict[s
     assert shape.unlabelled == ("test",)
 
 
+def test_labels_of_another_type_in_another_split_are_the_same_labels(tmp_path: Path) -> None:
+    """A gap makes whole numbers decimal ones."""
+    frame = pd.DataFrame({"text": [f"row {i} it is" for i in range(40)], "label": [i % 2 for i in range(40)]})
+    write(frame, tmp_path / "train.parquet")
+    write(frame.assign(label=frame["label"].astype(float).where(frame.index > 0)), tmp_path / "test.parquet")
+    assert shape_of(str(tmp_path), None, None).splits["test"] == "test"
+
+
 def test_no_text_is_part_of_the_shape(tmp_path: Path) -> None:
     assert "secret" not in str(dataclasses.asdict(shape_of(write(REVIEWS, tmp_path / "r.csv"), None, None)))
 
