@@ -14,13 +14,13 @@ from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.generation.per_class import class_records, text_tokens, tilts_words
 from gradmm.generation.shards import plan_shards
-from gradmm.labelling.labelling import unused_release, uses_release
+from gradmm.labelling.labelling import said_of_release, uses_release
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import budget_of
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
-from gradmm.target.preflight import delta_warning, expected_cosines, parts_left_out, preflight_lines
+from gradmm.target.preflight import delta_warning, expected_cosines, preflight_lines
 from gradmm.tasks.category_balance import category_balance as category_balance_stage
 from gradmm.tasks.generation import generation as generation_stage
 from gradmm.tasks.generation import generation_shard
@@ -278,9 +278,8 @@ def public_space(runs: StageRuns, recipe: Recipe, model: ModelReference) -> Stag
     if not _uses_space(plan):
         return None
     space = runs.run(target_space_stage, **space_inputs(runs, recipe, model))
-    for line in [*parts_left_out(recipe, plan), unused_release(recipe, plan)]:
-        if line:
-            logger.info("%s", line)
+    for line in said_of_release(recipe, plan):
+        logger.info("%s", line)
     if plan.mechanism and plan.declared_records:
         expected = expected_cosines(plan.mechanism, plan.norms, space.figures, plan.declared_records)
         for line in preflight_lines(expected, recipe.class_names):

@@ -9,7 +9,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.summary import next_release
 from gradmm.errors import printable, together
 from gradmm.flows.pipeline import stage_runs
-from gradmm.labelling.labelling import unused_release
+from gradmm.labelling.labelling import said_of_release
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import Ledger
@@ -17,7 +17,6 @@ from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.storage.location import Location
 from gradmm.storage.redaction import redact_errors
-from gradmm.target.preflight import parts_left_out
 from gradmm.tasks.runtime.input_checks import check_model, check_records
 from gradmm.tasks.runtime.inputs import DataReference, demo_material, read_split, refer_to_data
 
@@ -55,10 +54,8 @@ def check(requested: Recipe, root_path: Location) -> None:
     of_stages = ", ".join(f"{stage} {needed / 2**30:.1f}" for stage, needed in memory.stages.items())
     print(f"{'memory':12} {of_stages} GiB, of {memory.available / 2**30:.1f} available")
     print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
-    plan = release_plan(recipe)
-    for line in [*parts_left_out(recipe, plan), unused_release(recipe, plan)]:
-        if line:
-            print(f"{'release':12} {line}")
+    for line in said_of_release(recipe, release_plan(recipe)):
+        print(f"{'release':12} {line}")
 
 
 def _guarantee(recipe: Recipe, ledger: Ledger) -> str:

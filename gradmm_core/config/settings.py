@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -48,9 +42,10 @@ class Settings(BaseModel):
         Args:
             info: a pydantic `ValidationInfo`, a protocol that cannot be checked at run time.
         """
-        field = cls.model_fields[info.field_name or ""]
-        if isinstance(value, bool) and "bool" not in str(field.annotation) and field.annotation is not Any:
-            raise ValueError("true and false are no numbers")
+        if isinstance(value, bool):
+            kinds = set(re.findall(r"\w+", str(cls.model_fields[info.field_name].annotation)))
+            if kinds & {"int", "float"} and "bool" not in kinds:
+                raise ValueError("true and false are no numbers")
         return value
 
     @field_validator("*")

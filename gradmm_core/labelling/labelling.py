@@ -14,6 +14,7 @@ from gradmm.config.settings import LabellingSettings, TargetGradientSettings
 from gradmm.errors import InputError
 from gradmm.generation.per_class import tilts_words
 from gradmm.privacy.release_plan import ReleasePlan
+from gradmm.target.preflight import parts_left_out
 
 #: Columns that this stage replaces: all rows are kept.
 DECISION = ["kept", "reason"]
@@ -44,6 +45,11 @@ def unused_release(recipe: Recipe, plan: ReleasePlan) -> str:
         "WARNING: this release would be charged, but not be used: the model alone would write and label the "
         "texts. Use more records, a larger privacy.epsilon, or --preset search"
     )
+
+
+def said_of_release(recipe: Recipe, plan: ReleasePlan) -> list[str]:
+    """Say what the noise leaves out of a release, and warn if nothing would use the rest."""
+    return [line for line in (*parts_left_out(recipe, plan), unused_release(recipe, plan)) if line]
 
 
 def labelled_texts(

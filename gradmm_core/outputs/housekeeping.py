@@ -29,8 +29,7 @@ _KILLED = "left by a killed run"
 #: Glob pattern of a cache key. Other files in the same folders are somebody else's.
 _KEY = "[0-9a-f]" * 32
 
-
-#: What a run leaves in its root first.
+#: Glob patterns of files by which a folder is recognised as the root of runs.
 _TRACES = ("stages/*/*.parquet", "runs/*/run.json", "ledger/*.jsonl")
 
 

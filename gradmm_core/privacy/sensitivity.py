@@ -88,7 +88,7 @@ def with_parts_that_fit(
     """Leave out parts that the noise would drown, and resolve `probe_dimensions` and `probe_covariance`.
 
     Token rates are left out if `tokens_fit` says so; the probe then has their share of C^2. The probe has
-    `fitting_dimensions`, at most `MAX_DIMENSIONS`. If fewer than `MIN_DIMENSIONS` fit, or the noise in the counts
+    `fitting_dimensions`. If fewer than `MIN_DIMENSIONS` fit, or the noise in the counts
     exceeds `MOMENT_COUNT_NOISE`, its class sums alone are released, unless the settings ask for the records'
     covariance; if not even these fit (`class_sums_fit`), there is no probe, and the gradient has its share. The
     result depends on public quantities only.
@@ -96,44 +96,35 @@ def with_parts_that_fit(
     Args:
         sigma: standard deviation of the release's noise; None without noise.
     """
-    if sigma is not None and settings.token_share > 0:
-        assert declared_records is not None  # the recipe's validation requires it
-        norm = ReleaseNorms.of(clipping_norm, settings.probe_share, settings.token_share).token_sum
-        if not tokens_fit(norm, sigma, declared_records, classes):
+    # The recipe's validation requires `declared_records` where noise is compared with it.
+    sigma, records = sigma or 0.0, declared_records or 0
+    if settings.token_share > 0:
+        norm = ReleaseNorms.of_target(clipping_norm, settings).token_sum
+        if not tokens_fit(norm, sigma, records, classes):
             share = settings.probe_share + settings.token_share if settings.probe_share else 0.0
             settings = settings.model_copy(update={"token_share": 0.0, "probe_share": share})
     if settings.probe_share == 0:
         return settings
-    return _with_probe_that_fits(settings, clipping_norm, sigma, declared_records, classes)
+    return _with_probe_that_fits(settings, clipping_norm, sigma, records, classes)
 
 
 def _with_probe_that_fits(
-    settings: TargetGradientSettings,
-    clipping_norm: float,
-    sigma: float | None,
-    declared_records: int | None,
-    classes: int,
+    settings: TargetGradientSettings, clipping_norm: float, sigma: float, records: int, classes: int
 ) -> TargetGradientSettings:
+    asked = settings.probe_covariance
     by_records, by_public_text = (
         settings.model_copy(update={"probe_covariance": covariance}) for covariance in ("records", "public")
     )
     if settings.probe_dimensions != "auto":
-        return by_public_text if settings.probe_covariance == "public" else by_records
-    if settings.probe_covariance != "public":
-        dimensions, fits = MAX_DIMENSIONS, True
-        if sigma is not None:
-            assert declared_records is not None  # the recipe's validation requires it
-            norms = ReleaseNorms.of_target(clipping_norm, by_records)
-            dimensions = min(MAX_DIMENSIONS, fitting_dimensions(norms.second_moment, sigma, declared_records))
-            noise = count_noise(norms.class_sum, sigma)
-            asked = settings.probe_covariance == "records"
-            fits = asked or noise <= MOMENT_COUNT_NOISE * declared_records / classes
-        if fits and dimensions >= MIN_DIMENSIONS:
-            return by_records.model_copy(update={"probe_dimensions": dimensions})
-    if settings.probe_covariance != "records":
-        norm = ReleaseNorms.of_target(clipping_norm, by_public_text).class_sum
-        if sigma is None or class_sums_fit(norm, sigma, declared_records, classes):
-            return by_public_text.model_copy(update={"probe_dimensions": MIN_DIMENSIONS})
+        return by_public_text if asked == "public" else by_records
+    norms = ReleaseNorms.of_target(clipping_norm, by_records)
+    dimensions = fitting_dimensions(norms.second_moment, sigma, records)
+    counted = count_noise(norms.class_sum, sigma) <= MOMENT_COUNT_NOISE * records / classes
+    if dimensions >= MIN_DIMENSIONS and (asked == "records" or (asked == "auto" and counted)):
+        return by_records.model_copy(update={"probe_dimensions": dimensions})
+    norms = ReleaseNorms.of_target(clipping_norm, by_public_text)
+    if asked != "records" and class_sums_fit(norms.class_sum, sigma, records, classes):
+        return by_public_text.model_copy(update={"probe_dimensions": MIN_DIMENSIONS})
     return settings.model_copy(update={"probe_share": 0.0})
 
 
@@ -147,12 +138,11 @@ def tokens_fit(token_sum_norm: float, sigma: float, records: int, classes: int) 
     return moved * token_sum_norm >= 3 * sigma * math.sqrt(1 + CONSTANT**2)
 
 
-def class_sums_fit(class_sum_norm: float, sigma: float, records: int | None, classes: int) -> bool:
+def class_sums_fit(class_sum_norm: float, sigma: float, records: int, classes: int) -> bool:
     """Return whether the noise in a class's count is at most `COUNT_NOISE` and `CLASS_COUNT_NOISE`.
 
     The counts come from the class sums, and divide them.
     """
-    assert records is not None  # the recipe's validation requires it
     return count_noise(class_sum_norm, sigma) <= records * min(COUNT_NOISE, CLASS_COUNT_NOISE / classes)
 
 
@@ -162,11 +152,13 @@ def count_noise(class_sum_norm: float, sigma: float) -> float:
 
 
 def fitting_dimensions(second_moment_norm: float, sigma: float, records: int) -> int:
-    """Compute the largest number k of dimensions, at least 1, with sqrt(2 k) sd / N <= 1 / (2 k).
+    """Compute the largest number k of dimensions, 1 to `MAX_DIMENSIONS`, with sqrt(2 k) sd / N <= 1 / (2 k).
 
     With sd the noise's standard deviation in each entry of the sum of N = `records` second moments, the left side
     is the spectral norm of the noise in their mean. The right side is half of the mean's average eigenvalue for
     texts that are distributed like public ones.
     """
+    if sigma == 0:
+        return MAX_DIMENSIONS
     deviation = sigma / second_moment_norm * (1 + CONSTANT**2)
-    return max(1, int((records / (2 * math.sqrt(2) * deviation)) ** (2 / 3)))
+    return min(MAX_DIMENSIONS, max(1, int((records / (2 * math.sqrt(2) * deviation)) ** (2 / 3))))

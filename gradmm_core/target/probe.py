@@ -112,10 +112,11 @@ class Probe:
 
 def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     """Fit the probe to moments, with or without noise."""
-    means, counts, sum_noise, _ = moments.class_means()
+    class_means = moments.class_means()
+    means, counts, sum_noise, _ = class_means
     dimensions = means.shape[1]
     shares = counts / counts.sum()
-    inverse = _inverse_covariance(moments)
+    inverse = _inverse_covariance(moments, class_means)
     mean = shares @ means
     centred = means - mean
     spread = (shares * ((centred @ inverse) * centred).sum(dim=1)).sum()
@@ -126,9 +127,9 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     return Probe(features, list(moments.class_sums), weights, biases, shrinkage)
 
 
-def _inverse_covariance(moments: Moments) -> Float[Tensor, "dimensions dimensions"]:
+def _inverse_covariance(moments: Moments, class_means: ClassMeans) -> Float[Tensor, "dimensions dimensions"]:
     """Invert the covariance within classes: of the records and public text, or of public text alone."""
-    means, counts, _, _ = moments.class_means()
+    means, counts, _, _ = class_means
     dimensions = means.shape[1]
     one = torch.eye(dimensions).to(means)
     if moments.second_moment is None:

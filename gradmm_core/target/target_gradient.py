@@ -6,7 +6,7 @@ tokens (see `token_rates`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,12 +120,11 @@ class TargetSums:
         """Convert the sums from the units of the release to those of the features."""
         if class_sums is None:
             return None
-        norm = self.norms.class_sum
-        moments = Moments({label: total / norm for label, total in class_sums.items()}, None, sigma / norm)
+        sum_norm, moment_norm = self.norms.class_sum, self.norms.second_moment
+        unscaled = {label: total / sum_norm for label, total in class_sums.items()}
         if second_moment is None:
-            return moments
-        norm = self.norms.second_moment
-        return replace(moments, second_moment=second_moment / norm, second_moment_noise=sigma / norm)
+            return Moments(unscaled, None, sigma / sum_norm)
+        return Moments(unscaled, second_moment / moment_norm, sigma / sum_norm, sigma / moment_norm)
 
     def _tokens(self, token_sums: dict[int, Tensor] | None, sigma: float) -> TokenSums | None:
         """Convert the sums from the units of the release to those of `token_presence`."""
@@ -187,7 +186,7 @@ def target_sums(
     tokens = token_counts(texts)
     text_tokens = {label: float(tokens[of].sum() / max(1, len(of))) for label, of in rows.items()}
     if settings.matching == "head":
-        # What the space has no map for is not released.
+        # A part is released only if the space says how to compute it.
         unmapped = {"probe_share": space.features, "token_share": space.frequencies}
         shares = {name: 0.0 for name, needed in unmapped.items() if needed is None}
         norms = ReleaseNorms.of_target(clipping_norm, settings.model_copy(update=shares))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from gradmm.outputs.record import StageRecord
 from gradmm.privacy.ledger import Ledger, composed_epsilon
 from gradmm.storage.artifacts import Root
 from gradmm.studies.arms import ARMS, PRODUCT
+from gradmm.studies.measures import TextReader, text_measures
 from gradmm.studies.pages import study_page
 from gradmm.studies.record import StudyRecord
 from gradmm.tasks.runtime.arm_texts import ArmTexts
@@ -353,8 +354,16 @@ def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe:
     assert not any(max(row) == 1 for row in soft["probabilities"])
 
 
-def test_texts_of_two_strengths_are_steered_by_one_release(rival_recipe: Recipe, tmp_path: Path) -> None:
-    recipe = rival_recipe
+def test_texts_of_two_strengths_are_steered_by_one_release(
+    rival_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, real_rows = rival_recipe, {0: set(), 1: set()}
+
+    def measured(reader: TextReader, texts: Sequence[str], real: Sequence[str], seed: int) -> dict[str, float]:
+        real_rows[seed].add(tuple(sorted(real)))
+        return text_measures(reader, texts, real, seed)
+
+    monkeypatch.setattr("gradmm.tasks.studies.arm_measures.text_measures", measured)
     rivals = ("epsvec", "epsvec-2")
     names = [f"{rival}{labels}, epsilon 1" for rival in rivals for labels in ("", ", soft labels")]
     for _ in range(2):
@@ -364,6 +373,7 @@ def test_texts_of_two_strengths_are_steered_by_one_release(rival_recipe: Recipe,
         assert [release.space for release in releases if release.space == "mean hidden states"] != []
         assert [release.epsilon for release in releases] == pytest.approx([1.0, 1.0], rel=1e-6)
     assert executed(record) == {"mechanism_audit": 1}
+    assert [len(rows) for rows in real_rows.values()] == [1, 1]  # the same for all arms, however they are labelled
     once, twice = (stage.read() for stage in stages(record, "steered_texts"))
     assert once["text"].tolist() != twice["text"].tolist()
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 4
@@ -445,6 +455,25 @@ def test_a_rival_that_is_killed_while_it_counts_votes_has_charged_nothing(
     with pytest.raises(KeyboardInterrupt):
         compare(rival_recipe, tmp_path, (4,), ("before", "private-evolution"), (1.0,))
     assert len(Ledger.of(tmp_path, rival_recipe.ledger).entries()) == 1  # the product's
+
+
+def test_a_model_that_cannot_be_steered_is_refused_before_a_charge(
+    rival_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise InputError("has one layer", "model", "use another model")
+
+    monkeypatch.setattr("gradmm.rivals.epsvec.middle_layer", refused)
+    with pytest.raises(InputError, match="has one layer"):
+        compare(rival_recipe, tmp_path, (4,), ("before", "epsvec"), (1.0,))
+    assert len(Ledger.of(tmp_path, rival_recipe.ledger).entries()) == 1  # the product's
+
+
+def test_a_study_draws_no_target_for_each_variant(rival_recipe: Recipe, tmp_path: Path) -> None:
+    privacy = rival_recipe.privacy.model_copy(update={"redraw": True})
+    with pytest.raises(InputError, match="would draw and charge another for each variant"):
+        compare(rival_recipe.model_copy(update={"privacy": privacy}), tmp_path / "root", (4,), ("before",), (1.0,))
+    assert not (tmp_path / "root").exists()
 
 
 def test_a_rival_needs_a_guarantee_and_features(recipe: Recipe, tmp_path: Path) -> None:

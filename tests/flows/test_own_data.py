@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from gradmm.config.loading import load_recipe
+from gradmm.deployments.new_recipe import verbalisers
 from gradmm.deployments.recipe_files import find_recipe
 from gradmm.deployments.serving.recipe_deployment import parameters
+from gradmm.errors import InputError
 from gradmm.lm.model_reference import ModelReference
 from tests.flows.conftest import BAD, GOOD
 from tests.flows.test_cli import gradmm
@@ -191,7 +193,7 @@ def test_a_deployments_paths_do_not_depend_on_where_its_runs_are(
     assert (hub["data"]["path"], hub["model"]["name"]) == (None, "microsoft/phi-1_5")
 
 
-def test_a_mark_of_quotation_that_swallows_rows_of_a_tsv_is_refused(
+def test_an_unbalanced_quotation_mark_that_swallows_rows_of_a_tsv_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -209,9 +211,11 @@ def test_too_few_rows_to_hold_any_out_are_refused_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    REVIEWS.head(rows).to_csv("own.csv", index=False)
+    frame = pd.DataFrame({"text": [f"a day out, {row}" for row in range(rows)], "label": [0, 1, 1][:rows]})
+    frame.to_csv("own.csv", index=False)
     refused = gradmm("init", "own.csv", "--text", "text", "--label", "label")
     assert (refused.status, len(refused.err.splitlines())) == (2, 1)
+    assert f"{rows} rows leave {rows - 2} to train on, for 2 classes" in refused.err
 
 
 def test_a_recipes_name_ends_in_yaml_and_letters_name_many_classes(
@@ -225,3 +229,16 @@ def test_a_recipes_name_ends_in_yaml_and_letters_name_many_classes(
     assert "own: does not end in .yaml" in gradmm("init", "own.csv", "--out", "own").err
     assert gradmm("init", "own.csv", "--out", "our own.yaml").out.count("'our own.yaml'") == 2
     assert len(load_recipe(Path("our own.yaml")).classes) == 30
+
+
+def test_letters_stand_for_classes_whose_names_begin_alike_if_the_tokenizer_tells_them_apart() -> None:
+    names = [f"topic {number}" for number in range(30)]
+
+    def first_token(word: str) -> int:
+        letter = word.strip()[0]
+        return ord(letter) if letter.isalpha() else -1  # marks and digits are one token
+
+    chosen = verbalisers(names, first_token)
+    assert len({first_token(word) for word in chosen}) == 30
+    with pytest.raises(InputError, match="does not tell 30 letters apart"):
+        verbalisers(names, lambda word: 0)

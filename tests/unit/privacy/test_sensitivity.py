@@ -66,6 +66,12 @@ def test_the_probes_dimensions_are_limited_by_the_noise_of_its_second_moment(
     assert found == settings.model_copy(update={"probe_dimensions": dimensions})
 
 
+def test_dimensions_that_are_set_need_no_declared_records() -> None:
+    settings = TargetGradientSettings(probe_share=0.3, probe_dimensions=16, token_share=0.0)
+    found = with_parts_that_fit(settings, 1.0, make_mechanism(1.0).sigma, None, 2)
+    assert (found.probe_dimensions, found.probe_share) == (16, 0.3)
+
+
 @given(
     epsilon=st.floats(0.02, 8),
     records=st.integers(20, 10**6),

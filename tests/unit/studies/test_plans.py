@@ -1,4 +1,4 @@
-"""What a study refuses before it computes anything."""
+"""Arguments that a study refuses before it computes anything."""
 
 from __future__ import annotations
 
