@@ -54,6 +54,9 @@ SPLIT_NAMES = {
     "test": ("test",),
 }
 
+#: Texts are taken for English if fewer than this share of them have a letter outside ASCII.
+FOREIGN_SHARE = 0.1
+
 #: Lengths of texts in words to which the typical length is rounded up.
 LENGTHS = (8, 16, 32, 64, 128)
 
@@ -69,6 +72,7 @@ class DataShape:
         class_names: a name for each label.
         rows: of train, rounded to two digits.
         words: of a typical text, rounded up to one of `LENGTHS`.
+        language: `any` if many texts have letters outside ASCII, else `english`.
     """
 
     path: str
@@ -80,6 +84,7 @@ class DataShape:
     class_names: dict[int, str]
     rows: int
     words: int
+    language: str
 
 
 def shape_of(path: str, text_column: str | None, label_column: str | None) -> DataShape:
@@ -124,7 +129,15 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
         class_names=classes,
         rows=two_digits(table.num_rows),
         words=next((n for n in LENGTHS if n >= typical), LENGTHS[-1]),
+        language=_language(texts),
     )
+
+
+def _language(texts: pa.ChunkedArray) -> str:
+    """Tell by the letters whether texts may be English. Others with letters of ASCII alone do no harm."""
+    beyond_ascii = pc.replace_substring_regex(texts.drop_null(), "[A-Za-z]+", "")  # pyright: ignore
+    share = pc.mean(pc.match_substring_regex(beyond_ascii, r"\p{L}")).as_py()  # pyright: ignore
+    return "english" if (share or 0.0) < FOREIGN_SHARE else "any"
 
 
 def _has_labels(path: str, split: str, name: str, known: set[str]) -> bool:

@@ -231,6 +231,13 @@ def test_a_recipes_name_ends_in_yaml_and_letters_name_many_classes(
     assert len(load_recipe(Path("our own.yaml")).classes) == 30
 
 
+def test_texts_with_letters_outside_ascii_may_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    REVIEWS.assign(review="für " + REVIEWS["review"]).to_csv("own.csv", index=False)
+    gradmm("init", "own.csv")
+    assert load_recipe(Path("own.yaml")).generation.projection.language == "any"
+
+
 def test_letters_stand_for_classes_whose_names_begin_alike_if_the_tokenizer_tells_them_apart() -> None:
     names = [f"topic {number}" for number in range(30)]
 

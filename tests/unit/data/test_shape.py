@@ -48,6 +48,7 @@ def test_columns_classes_and_sizes_are_found(tmp_path: Path, name: str) -> None:
         class_names={0: "bad", 1: "good", 2: "so-so"},
         rows=120,
         words=16,
+        language="english",
     )
 
 
@@ -68,6 +69,19 @@ def test_labels_of_another_type_in_another_split_are_the_same_labels(tmp_path: P
     write(frame, tmp_path / "train.parquet")
     write(frame.assign(label=frame["label"].astype(float).where(frame.index > 0)), tmp_path / "test.parquet")
     assert shape_of(str(tmp_path), None, None).splits["test"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        (["a day out", "a café, at 5 °C", *["“so it is” – it cost 5 €"] * 18], "english"),
+        (["für und wider", "so ist es", "das war gut"], "any"),
+        (["это хорошо", "это плохо"], "any"),
+    ],
+)
+def test_letters_tell_english_from_other_languages(tmp_path: Path, texts: list[str], language: str) -> None:
+    frame = pd.DataFrame({"text": texts * 20, "label": [0, 1] * (10 * len(texts))})
+    assert shape_of(write(frame, tmp_path / "r.csv"), "text", "label").language == language
 
 
 def test_no_text_is_part_of_the_shape(tmp_path: Path) -> None:
