@@ -157,6 +157,16 @@ def no_noise_on_the_token_sums(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def no_noise_on_the_class_sums(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        TargetSums,
+        "release",
+        lambda self, noise, ours=TargetSums.release: ours(self, noise)._replace(
+            moments=self.clean.moments
+        ),
+    )
+
+
 def scaled_noise(factor: float) -> Bug:
     def plant(patch: pytest.MonkeyPatch) -> None:
         ours = GaussianMechanism.noise
@@ -250,6 +260,18 @@ def test_the_audit_finds_a_sensitivity_of_c_if_records_are_replaced(
     assert audit(mechanism).passes
     sensitivity_of_one_record_if_records_are_replaced(monkeypatch)
     assert not audit(mechanism).check("noise").passes
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_audit_finds_class_sums_without_noise_where_no_second_moment_is_released(
+    epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mechanism, norms = claim(epsilon), ReleaseNorms.of(C, 0.4, 0.3, class_sum_share=1.0)
+    settings = MechanismAuditSettings(draws=DRAWS, **ONE_RUN)
+    assert norms.second_moment == 0
+    assert mechanism_audit(mechanism, norms, settings).passes
+    no_noise_on_the_class_sums(monkeypatch)
+    assert not mechanism_audit(mechanism, norms, settings).check("noise").passes
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
