@@ -43,8 +43,13 @@ BUILTIN = "builtin:"
 class Recipe(Settings):
     """Settings of one distillation, one block per stage."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)]
-    description: str = ""
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100, description="Names the runs, and the release's card."
+        ),
+    ]
+    description: str = Field(default="", description="Of the recipe, in a line.")
     data: DataSettings
     classes: Annotated[tuple[ClassSettings, ...], Field(min_length=2)]
     template: TemplateSettings = TemplateSettings()
@@ -60,7 +65,7 @@ class Recipe(Settings):
     finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
     mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
     mia_audit: MiaAuditSettings = MiaAuditSettings()
-    seed: Seed = 0
+    seed: Seed = Field(default=0, description="Of everything random but the noise.")
     execution: ExecutionSettings = ExecutionSettings()
 
     @property
@@ -180,7 +185,7 @@ class Recipe(Settings):
         if records is not None and delta >= 1 / records:
             raise ValueError(f"privacy.delta: {delta:.3g} is not below 1 / declared_records = {1 / records:.3g}")
         if delta > MAX_DELTA:
-            raise ValueError(f"privacy.delta: {delta:.3g} protects nobody; set at most {MAX_DELTA:g}")
+            raise ValueError(f"privacy.delta: {delta:.3g} protects too little; set at most {MAX_DELTA:g}")
 
     def _check_discrete(self) -> None:
         if self.target_gradient.space == "full":

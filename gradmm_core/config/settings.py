@@ -45,7 +45,7 @@ class Settings(BaseModel):
         if isinstance(value, bool):
             kinds = set(re.findall(r"\w+", str(cls.model_fields[info.field_name].annotation)))
             if kinds & {"int", "float"} and "bool" not in kinds:
-                raise ValueError("true and false are no numbers")
+                raise ValueError("expected a number, not true or false")
         return value
 
     @field_validator("*")
@@ -71,7 +71,7 @@ class DataSettings(Settings):
     """Source of the labelled texts: a hub data set, or local Parquet, CSV or JSONL files."""
 
     hub: str | None = Field(default=None, description="Hub data set id; used if path is unset.")
-    hub_config: str | None = None
+    hub_config: str | None = Field(default=None, description="Configuration of the hub data set.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of the hub data set.")
     path: str | None = Field(
         default=None,
@@ -79,12 +79,12 @@ class DataSettings(Settings):
         "folders <split>/ with such files; or a folder saved by `datasets`.",
     )
     text_column: str | None = Field(default=None, description="Default: 'text' or 'sentence', whichever exists.")
-    label_column: str = "label"
+    label_column: str = Field(default="label", description="Column of whole numbers from 0 on, or of label_names.")
     label_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = Field(
         default=None,
         description="Values of the label column in the order of the labels 0, 1, ... Default: it holds labels.",
     )
-    train_split: str = "train"
+    train_split: str = Field(default="train", description="Split with the private records.")
     validation_split: str | None = Field(default=None, description="Default: held out from the train split.")
     test_split: str | None = Field(default="test", description="null: held out from the train split.")
     validation_rows: Count = Field(
@@ -110,8 +110,8 @@ class DataSettings(Settings):
 class ClassSettings(Settings):
     """One class: its label in the data, name, verbaliser and instruction."""
 
-    label: Annotated[int, Field(ge=0)]
-    name: Annotated[str, Field(min_length=1)]
+    label: Annotated[int, Field(ge=0, description="Its number in the data, or its place in data.label_names.")]
+    name: Annotated[str, Field(min_length=1, description="Stands in the release and in reports. Public.")]
     verbaliser: Annotated[str, Field(min_length=1, description="Includes the leading space.")]
     instruction: Annotated[
         str, Field(min_length=1, description="Public, hand-written prompt for texts of the class.")
@@ -128,8 +128,8 @@ class TemplateSettings(Settings):
 class ModelSettings(Settings):
     """The causal language model: a local folder or a hub id."""
 
-    name: Annotated[str, Field(min_length=1)]
-    revision: str | None = None
+    name: Annotated[str, Field(min_length=1, description="Folder, or id on the hub.")]
+    revision: str | None = Field(default=None, description="Branch, tag or commit of the hub model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="'auto': bfloat16 for weights that are stored in half precision (bfloat16 or float16), else "
@@ -142,17 +142,29 @@ class ModelSettings(Settings):
 class PrivacySettings(Settings):
     """Requested privacy guarantee. `epsilon: null` means none."""
 
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Epsilon of the target's release. null: no noise and no guarantee."
+    )
     delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         description="Default: declared_records ** -1.1, which is below 1 / declared_records.",
     )
     declared_records: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="Publicly declared size of the data set."
+        default=None, description="Declared number of records to train on. Public; need not be exact."
     )
-    clipping_norm: Positive = 1.0
-    adjacency: Literal["add-or-remove", "replace"] = "add-or-remove"
-    calibration: Literal["analytic", "paper"] = "analytic"
+    clipping_norm: Positive = Field(
+        default=1.0, description="C: largest L2 norm of the whole vector of a record, or of a unit's records."
+    )
+    adjacency: Literal["add-or-remove", "replace"] = Field(
+        default="add-or-remove",
+        description="Neighbouring data sets differ in one record (or unit) that is added, or replaced by another, "
+        "which takes twice the noise.",
+    )
+    calibration: Literal["analytic", "paper"] = Field(
+        default="analytic",
+        description="Standard deviation of the noise by Balle and Wang (2018), or sqrt(2 log(1.25 / delta)) / "
+        "epsilon as in the paper, which holds up to epsilon 1.",
+    )
     sampler: Literal["floating-point", "discrete"] = Field(
         default="floating-point",
         description="'discrete' resists attacks on the low-order bits of the noise, at about 10% more noise.",
@@ -194,7 +206,7 @@ class TargetGradientSettings(Settings):
 
     runtime_fields = frozenset({"batch_size"})
 
-    batch_size: Count = 64
+    batch_size: Count = Field(default=64, description="Records processed together.")
     matching: Literal["head", "full-gradient"] = Field(
         default="head",
         description="Gradient of the output head (closed form) or of all parameters (slow ablation).",
@@ -234,7 +246,7 @@ class TargetGradientSettings(Settings):
         "neither.",
     )
     public_texts: Count = Field(default=1000, description="Public texts sampled from the model per class.")
-    public_text_tokens: Count = 25
+    public_text_tokens: Count = Field(default=25, description="Length of a public text in tokens.")
 
     @model_validator(mode="after")
     def _shares_leave_room(self) -> TargetGradientSettings:
@@ -290,8 +302,8 @@ class WordTiltSettings(Settings):
     )
     emphasis: Annotated[float, Field(ge=0, le=2)] = Field(
         default=0.5,
-        description="How much more often than the records the texts of all classes contain words that tell a "
-        "class: by e to the power of this times the word's evidence (nats, at most 2), if strength is 1.",
+        description="How much more often than records the texts contain words that distinguish a class: "
+        "exp(emphasis x the word's evidence) times, with evidence in nats, at most 2, if strength is 1.",
     )
     iterations: Annotated[int, Field(ge=0)] = Field(
         default=4,
@@ -308,9 +320,9 @@ class AdmmSettings(Settings):
         default=0.01,
         description="Penalty weight. X moves from Z by about gradient / rho: a large rho leaves texts unchanged.",
     )
-    iterations: Count = 30
-    inner_steps: Count = 50
-    learning_rate: Positive = 0.008
+    iterations: Count = Field(default=30, description="Updates of X, Z and the dual variable.")
+    inner_steps: Count = Field(default=50, description="Adam steps on X in each iteration.")
+    learning_rate: Positive = Field(default=0.008, description="Of Adam, for X.")
     gradient_clip: Positive = Field(
         default=1.0, description="Maximum norm of each example's gradient with respect to X."
     )
@@ -379,7 +391,7 @@ class EndpointSettings(Settings):
         description="Base URL with the version, such as http://127.0.0.1:8000/v1, without a password."
     )
     model: Annotated[str, Field(min_length=1)] = Field(description="Name that the server has for it.")
-    temperature: Positive = 1.0
+    temperature: Positive = Field(default=1.0, description="Temperature of the sampling.")
     requests_at_once: Count = Field(default=16, description="Texts that the server writes at a time.")
 
 
@@ -413,10 +425,10 @@ class GenerationSettings(Settings):
         description="A served model that writes the texts of methods written and search, without a tilt of words. "
         "The recipe's model does all else: target, scores, edits, labels. Default: it writes too.",
     )
-    per_class: Count = 1000
+    per_class: Count = Field(default=1000, description="Texts to generate for each class.")
     text_tokens: Count | Literal["auto"] = Field(
         default=20,
-        description="'auto': the class's mean; not in private runs. whole_sentences may end sooner.",
+        description="Length of a text in tokens. 'auto': the mean of the class's records; not in private runs.",
     )
     whole_sentences: bool = Field(
         default=True,
@@ -458,8 +470,8 @@ class GenerationSettings(Settings):
 class Exemplar(Settings):
     """A hand-written, public example for few-shot classification."""
 
-    text: Annotated[str, Field(min_length=1)]
-    label: int
+    text: Annotated[str, Field(min_length=1, description="Written by hand, never a row of the data.")]
+    label: int = Field(description="Label of its class.")
 
 
 class LabelFilterSettings(Settings):
@@ -470,14 +482,14 @@ class LabelFilterSettings(Settings):
 
     runtime_fields = frozenset({"batch_size"})
 
-    enabled: bool = False
+    enabled: bool = Field(default=False, description="Drop texts that are classified as another class.")
     calibrated: bool = Field(
         default=True,
         description="Batch calibration: remove the model's bias towards a class over all texts. Without it, as in "
         "the paper, a weak model drops most texts of the other classes.",
     )
-    exemplars: tuple[Exemplar, ...] = ()
-    batch_size: Count = 32
+    exemplars: tuple[Exemplar, ...] = Field(default=(), description="One of each class or more.")
+    batch_size: Count = Field(default=32, description="Texts classified together.")
 
 
 class LossSelectionSettings(Settings):
@@ -497,7 +509,7 @@ class LossSelectionSettings(Settings):
 class CategoryBalanceSettings(Settings):
     """Balancing of the mean matching loss across classes."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="Trim classes whose texts match worse; after a search only.")
     floor: Count = Field(default=10, description="Minimum number of texts per class.")
 
 
@@ -516,7 +528,7 @@ class LabellingSettings(Settings):
         description="Use the released probe, token rates and numbers of records. false: the calibrated model "
         "alone, which uses no private data.",
     )
-    batch_size: Count = 64
+    batch_size: Count = Field(default=64, description="Texts labelled together.")
 
 
 class FinetuneEvalSettings(Settings):
@@ -529,18 +541,22 @@ class FinetuneEvalSettings(Settings):
         description="One number or a list. For each arm, the first seed trains with every pair of learning rate "
         "and number of steps, and the best checkpoint on validation decides both for all seeds.",
     )
-    batch_size: Count = 16
+    batch_size: Count = Field(default=16, description="Examples in a step.")
     lora_rank: Count | None = Field(
         default=None,
         description="Train LoRA adapters of this rank, 16 for instance, instead of all parameters: for models too "
         "large for that. They want larger learning rates. Needs gradmm[lora].",
     )
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (3e-5, 1e-4, 3e-4)
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
+        default=(3e-5, 1e-4, 3e-4), description="Of Adam, decaying linearly to zero. One is chosen, see steps."
+    )
     evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
-    max_validation_rows: Count | None = 500
-    max_test_rows: Count | None = None
-    eval_batch_size: Count = 64
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = Field(
+        default=(0, 1, 2), description="One fine-tuning each. Intervals are over these."
+    )
+    max_validation_rows: Count | None = Field(default=500, description="Random rows to choose checkpoints by.")
+    max_test_rows: Count | None = Field(default=None, description="Random rows that accuracy is measured on.")
+    eval_batch_size: Count = Field(default=64, description="Rows evaluated together.")
 
     @field_validator("steps", "learning_rates", "seeds")
     @classmethod
@@ -558,8 +574,8 @@ class MechanismAuditSettings(Settings):
     draws: Annotated[int, Field(ge=10)] = Field(
         default=100_000, description="Canaries that are released, and as many that are left out."
     )
-    canaries: Count = 500
-    guesses: Count = 100
+    canaries: Count = Field(default=500, description="Canaries in one release, each put in or left out at random.")
+    guesses: Count = Field(default=100, description="Those of them that are guessed: the surest.")
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
         default=0.999, description="Stop the run if an attack finds more than the claim at this confidence."
     )
@@ -572,7 +588,7 @@ class MechanismAuditSettings(Settings):
 class MiaAuditSettings(Settings):
     """Loss-threshold membership-inference attack of the paper."""
 
-    runs: Count = 10
+    runs: Count = Field(default=10, description="Attacks on random members and non-members.")
     threshold_records: Count = Field(
         default=100, description="Members, and as many non-members, used to set the threshold."
     )

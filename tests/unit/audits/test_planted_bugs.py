@@ -161,9 +161,7 @@ def no_noise_on_the_class_sums(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         TargetSums,
         "release",
-        lambda self, noise, ours=TargetSums.release: ours(self, noise)._replace(
-            moments=self.clean.moments
-        ),
+        lambda self, noise, ours=TargetSums.release: ours(self, noise)._replace(moments=self.clean.moments),
     )
 
 

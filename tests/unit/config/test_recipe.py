@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gradmm.config.loading import load_recipe, setting_names, validate_recipe
 from gradmm.config.recipe import Recipe
-from gradmm.config.settings import AdmmSettings, ProjectionSettings
+from gradmm.config.settings import AdmmSettings, ProjectionSettings, Settings
 from gradmm.errors import InputError
 
 MINIMAL = """
@@ -168,6 +168,18 @@ def test_an_unknown_setting_comes_with_the_nearest_known_one(
 
 def test_an_unknown_setting_without_a_similar_name_points_to_the_list(minimal: Path) -> None:
     assert "unknown setting 'zzz'; see `gradmm recipes" in refusal(minimal, "zzz=1")
+
+
+def test_every_setting_is_described() -> None:
+    blocks = [block for block in Settings.__subclasses__() if block.__module__.startswith("gradmm.config.")]
+    undescribed = {
+        f"{block.__name__}.{name}"
+        for block in blocks
+        for name, field in block.model_fields.items()
+        if not field.description and "Settings" not in str(field.annotation)
+    }
+    assert len(blocks) > 20
+    assert not undescribed
 
 
 def test_a_long_value_is_not_repeated_in_full(minimal: Path) -> None:
@@ -380,8 +392,8 @@ def test_units_need_a_small_target_space(minimal: Path) -> None:
     [
         ("0.01", "100", "privacy.delta: 0.01 is not below 1 / declared_records = 0.01"),
         ("0.0011", "1000", "privacy.delta: 0.0011 is not below 1 / declared_records = 0.001"),
-        ("null", "2", "privacy.delta: 0.467 protects nobody; set at most 0.01"),
-        ("0.011", "null", "privacy.delta: 0.011 protects nobody; set at most 0.01"),
+        ("null", "2", "privacy.delta: 0.467 protects too little; set at most 0.01"),
+        ("0.011", "null", "privacy.delta: 0.011 protects too little; set at most 0.01"),
     ],
 )
 def test_a_delta_that_permits_to_publish_a_record_is_refused(
@@ -633,7 +645,7 @@ def test_shipped_verbalisers_differ_in_their_first_tokens(material: Path, name: 
 
 @pytest.mark.parametrize("given", ["privacy.epsilon=true", "seed=yes", "generation.per_class=on"])
 def test_true_is_no_number(given: str) -> None:
-    with pytest.raises(InputError, match="true and false are no numbers"):
+    with pytest.raises(InputError, match="expected a number, not true or false"):
         shipped("sst2", given)
 
 
