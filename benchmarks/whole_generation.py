@@ -1,4 +1,4 @@
-"""Whole generation: gradmm's ADMM and its default search, compared with the published procedure.
+"""Whole generation: gradmm's ADMM and `--preset search`, compared with the published procedure.
 
     python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --iterations 1
     python -m benchmarks.whole_generation --model ../shared/material/models/reviews-phi-9m --batches 20 \

@@ -95,7 +95,7 @@ def distil(
     """
     place = location(str(root))
     if recipe_name(name) != name:
-        raise InputError(f"{name!r} names no recipe", "name", f"{recipe_name(name)!r} would do")
+        raise InputError(f"{name!r} is not a valid name", "name", f"use {recipe_name(name)!r}")
     with for_the_owner_only():
         Root(path=place).prepare()
         source = str(data) if isinstance(data, str | Path) else str(_written(data, name, place))

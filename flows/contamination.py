@@ -39,4 +39,4 @@ def contamination(recipe: Recipe, root: Location = Path("gradmm-root")) -> Stage
 
 def contamination_inputs(data: DataReference, model: ModelReference, seed: int) -> dict[str, Any]:
     """Return the inputs of the stage."""
-    return {"train": data.train, "withheld": data.test, "model": model, "seed": seed}
+    return {"train": data.train, "test": data.test, "model": model, "seed": seed}

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @stage_task("contamination")
 def contamination(
-    context: RunContext, train: SplitReference, withheld: SplitReference, model: ModelReference, seed: int
+    context: RunContext, train: SplitReference, test: SplitReference, model: ModelReference, seed: int
 ) -> Outcome:
-    """Ask whether the model has seen the train rows before, and whether the comparison would tell.
+    """Test whether the model was trained on the train rows, and with which power.
 
     A copy of the model reads some rows only if its weights in float32 are small.
     """
@@ -30,8 +30,8 @@ def contamination(
     def copy() -> LanguageModel:
         return trainable_model(model, language_model.tokenizer, language_model.device, None, 0)
 
-    of_train, of_withheld = (read_split(context, split).texts for split in (train, withheld))
+    of_train, of_test = (read_split(context, split).texts for split in (train, test))
     found = compare(
-        language_model, of_train, of_withheld, None if language_model.weight_bytes > LARGE_MODEL else copy, seed
+        language_model, of_train, of_test, None if language_model.weight_bytes > LARGE_MODEL else copy, seed
     )
     return found.to_table(), found.figures()

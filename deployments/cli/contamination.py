@@ -1,4 +1,4 @@
-"""`gradmm audit --contamination`: whether the public model has seen the train rows before."""
+"""`gradmm audit --contamination`: whether the public model was trained on the train rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _print(found: Contamination, recipe: Recipe) -> None:
 def _cells(title: str, each: Comparison) -> tuple[str, ...]:
     return (
         f"{title}{each.score}",
-        f"{each.read:,} and {each.withheld:,}",
+        f"{each.read:,} and {each.test:,}",
         f"{each.auc:.3f}",
         f"{each.low:.3f} to {each.high:.3f}",
         f"{each.detectable_auc:.3f}",

@@ -1,8 +1,8 @@
 """Contamination: whether the public model has seen the private records before.
 
-A guarantee bounds what a release tells beyond the public model. What that model has read in its own training, no
-noise takes back, and accuracies on such data are flattered. If the model has read the train rows, but not the
-withheld ones, it should find the train rows likelier. Two scores of a text are compared between both, and higher
+A guarantee bounds what a release tells beyond the public model. It does not cover what that model read in its own
+training, and accuracies on such data are too high. If the model has read the train rows, but not the test
+rows, it should find the train rows likelier. Two scores of a text are compared between both, and higher
 means more likely to have been read:
 
     loss         minus the mean loss (nats) of the text's tokens (Yeom et al. 2018)
@@ -55,14 +55,14 @@ class Comparison(Settings):
     """One score, compared between rows that may have been read and rows that were not.
 
     Attributes:
-        read, withheld: numbers of rows.
+        read, test: numbers of rows.
         auc: the area under the ROC curve; `low` and `high` end its 95% interval (DeLong et al. 1988).
         detectable_auc: the smallest one that a one-sided 5% test finds with a power of 80%.
     """
 
     score: str
     read: int
-    withheld: int
+    test: int
     auc: float
     low: float
     high: float
@@ -71,13 +71,13 @@ class Comparison(Settings):
     @property
     def found(self) -> bool:
         """Whether the rows that may have been read are likelier, at the significance of the test."""
-        return self.auc - 0.5 > _normal_quantile(1 - SIGNIFICANCE) * _null_deviation(self.read, self.withheld)
+        return self.auc - 0.5 > _normal_quantile(1 - SIGNIFICANCE) * _null_deviation(self.read, self.test)
 
 
 class Contamination(Settings):
-    """The comparison of the train rows with the withheld ones, and what it finds in a copy that has read some.
+    """The comparison of the train rows with the test rows, and what it finds in a copy that has read some.
 
-    It survives its table: `from_table(to_table()) == self`.
+    Round trip: `from_table(to_table()) == self`.
 
     Attributes:
         comparisons: by score.
@@ -131,11 +131,11 @@ class Contamination(Settings):
 def contamination(
     language_model: LanguageModel,
     train: Sequence[str],
-    withheld: Sequence[str],
+    test: Sequence[str],
     copy: Callable[[], LanguageModel] | None,
     seed: int = 0,
 ) -> Contamination:
-    """Compare train rows with withheld rows.
+    """Compare train rows with test rows.
 
     Args:
         copy: makes a copy of the model whose weights can be trained; None leaves `planted` empty.
@@ -145,9 +145,7 @@ def contamination(
         InputError: for fewer than `MIN_ROWS` texts of two words and more.
     """
     rng = np.random.default_rng(seed)
-    read, fresh = (
-        [texts[i] for i in rng.permutation(len(texts))[:ROWS]] for texts in (list(train), list(withheld))
-    )
+    read, fresh = ([texts[i] for i in rng.permutation(len(texts))[:ROWS]] for texts in (list(train), list(test)))
     comparisons = compared(text_scores(language_model, read, seed), text_scores(language_model, fresh, seed))
     if copy is None:
         return Contamination(comparisons=comparisons, planted=())
@@ -187,31 +185,29 @@ def neighbours(text: str, rng: np.random.Generator) -> list[str]:
 
 
 def compared(
-    read: dict[str, Float[np.ndarray, " read"]], withheld: dict[str, Float[np.ndarray, " withheld"]]
+    read: dict[str, Float[np.ndarray, " read"]], test: dict[str, Float[np.ndarray, " test"]]
 ) -> tuple[Comparison, ...]:
     """Compare each score.
 
     Raises:
         InputError: for fewer than `MIN_ROWS` rows of either.
     """
-    return tuple(_comparison(score, values, withheld[score]) for score, values in read.items())
+    return tuple(_comparison(score, values, test[score]) for score, values in read.items())
 
 
-def _comparison(
-    score: str, read: Float[np.ndarray, " read"], withheld: Float[np.ndarray, " withheld"]
-) -> Comparison:
-    few = min(len(read), len(withheld))
+def _comparison(score: str, read: Float[np.ndarray, " read"], test: Float[np.ndarray, " test"]) -> Comparison:
+    few = min(len(read), len(test))
     if few < MIN_ROWS:
         problem = f"{few} rows of two words and more are too few to compare"
         raise InputError(problem, "contamination", f"give {MIN_ROWS} and more of train and of test")
-    auc, deviation = delong(read, withheld)
+    auc, deviation = delong(read, test)
     reach = _normal_quantile(1 - SIGNIFICANCE / 2) * deviation
     quantiles = _normal_quantile(1 - SIGNIFICANCE) + _normal_quantile(POWER)
-    detectable = 0.5 + quantiles * _null_deviation(len(read), len(withheld))
+    detectable = 0.5 + quantiles * _null_deviation(len(read), len(test))
     return Comparison(
         score=score,
         read=len(read),
-        withheld=len(withheld),
+        test=len(test),
         auc=auc,
         low=max(0.0, auc - reach),
         high=min(1.0, auc + reach),
@@ -223,9 +219,9 @@ def _normal_quantile(probability: float) -> float:
     return float(ndtri(probability))
 
 
-def _null_deviation(read: int, withheld: int) -> float:
+def _null_deviation(read: int, test: int) -> float:
     """The standard deviation of the AUC of two samples of one distribution (Mann and Whitney 1947)."""
-    return math.sqrt((read + withheld + 1) / (12 * read * withheld))
+    return math.sqrt((read + test + 1) / (12 * read * test))
 
 
 def read_once(language_model: LanguageModel, texts: Sequence[str], seed: int) -> None:

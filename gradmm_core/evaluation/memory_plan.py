@@ -266,7 +266,7 @@ def _too_large(
         f"takes {plan.stages[stage] / 2**30:.1f} GiB of memory with a model of {plan.parameters / 1e6:,.0f} "
         "million parameters"
         + (f" and {workers} workers" if workers > 1 and stage in SHARDED else "")
-        + f", and {plan.available / 2**30:.1f} GiB are there"
+        + f", but only {plan.available / 2**30:.1f} GiB are available"
     )
     for change, changed in _smaller(stage, recipe, language_model.device):
         needed = _stages(changed, language_model, template)[stage]

@@ -45,7 +45,7 @@ from gradmm.target.probe import Probe
 from gradmm.target.target_space import TargetSpace
 
 #: Name of the figure with each class's shrinkage, see `MatchedTarget`.
-TARGET_SHRINKAGE = "target_trust"
+TARGET_SHRINKAGE = "target_shrinkage"
 
 
 def generate_shard(

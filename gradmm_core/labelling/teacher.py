@@ -113,7 +113,7 @@ def label_texts(
     figures = {
         "answer_offset": dict(zip(names, teacher.offset.tolist(), strict=True)),
         "class_shares": dict(zip(names, teacher.log_shares.softmax(dim=0).tolist(), strict=True)),
-        "probe_trust": teacher.probe.shrinkage if teacher.probe else None,
+        "probe_shrinkage": teacher.probe.shrinkage if teacher.probe else None,
         "informative_tokens": naive_bayes.informative_tokens if naive_bayes else None,
         "token_slope": naive_bayes.slope if naive_bayes else None,
     }

@@ -26,7 +26,7 @@ STAGES = {
     "finetune_eval": "fine-tune on these texts and on as many real ones",
     "mia_audit": "attack the fine-tuned model by membership inference",
     "memorisation": "search the texts for copies of private rows",
-    "contamination": "ask whether the public model has seen the train rows before",
+    "contamination": "test whether the public model was trained on the train rows",
     "coresets": "select real rows by herding and k-center",
     "private_votes": "keep the texts that most records vote for, with noise (Private Evolution)",
     "variations": "write variations of the texts that were kept",
@@ -54,8 +54,8 @@ STAGES = {
 FIGURE_NAMES = {
     "distinct_2": "distinct bigrams",
     "self_bleu": "self-BLEU",
-    "probe_trust": "probe shrinkage factor",
-    "target_trust": "target shrinkage factor",
+    "probe_shrinkage": "probe shrinkage factor",
+    "target_shrinkage": "target shrinkage factor",
 }
 
 MEMORISATION_MEASURES = {
@@ -101,8 +101,8 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
         case "target_gradient":
             records = number(sum(figures["records"].values()))
             parts = [f"{records} records", f"{percent(figures['clip_fraction'])} clipped"]
-            if "probe_trust" in figures:
-                parts.append(f"probe shrinkage factor {figures['probe_trust']:.2f}")
+            if "probe_shrinkage" in figures:
+                parts.append(f"probe shrinkage factor {figures['probe_shrinkage']:.2f}")
             if figures["sigma"] is None:
                 return ", ".join([*parts, "no noise"])
             cosines = ", ".join(f"{cosine:.2f}" for cosine in figures["cosine"].values())
@@ -116,7 +116,7 @@ def stage_result(record: StageRecord, recipe: Recipe) -> str:
             tokens = _by_class(figures["tilted_tokens"], recipe)
             return f"tokens tilted: {tokens}; words that differ from those released: {after} ({before} before)"
         case "generation":
-            factors = [f"{factor:.2f}" for factor in figures["target_trust"].values() if factor is not None]
+            factors = [f"{factor:.2f}" for factor in figures["target_shrinkage"].values() if factor is not None]
             shrinkage = f"target shrinkage factor {', '.join(factors)}, " if factors else ""
             passes = f"{figures['token_passes_per_text']:,.0f} token passes per text"
             return f"{number(record.rows)} texts, {shrinkage}{_quality(figures)}, {passes}"

@@ -74,6 +74,9 @@ GLOSSARY = {
     "confidence of each lower bound": "probability that a lower bound on epsilon holds",
     "lower bound from canaries": "epsilon that the audit proves at least, from repeated draws",
     "lower bound from many canaries in one release": "the same from one draw",
+    # The check of the public model.
+    "area by the model's loss": "probability that the model finds a train row likelier than a test row",
+    "area by the loss less that of neighbouring texts": "the same, each compared with itself, its words exchanged",
     # Memorisation.
     "copies of members": "texts that equal a record used for the target, apart from case and white space",
     "similarity of the nearest record": "cosine of TF-IDF vectors of character n-grams; 1 for a copy",
@@ -87,7 +90,7 @@ GLOSSARY = {
 
 def entry(term: str) -> str:
     """Return the key in `GLOSSARY` of a term as shown; it may be missing there."""
-    term = re.sub(r" \(.*\)$", "", term)
+    term = re.sub(r"( \(|, of ).*$", "", term)
     if term.startswith("accuracy on "):
         return "accuracy on"
     return re.sub(r"from [\d,]+ canaries in and as many out$", "from canaries", term)

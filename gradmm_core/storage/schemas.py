@@ -141,7 +141,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("planted", pa.bool_()),
             ("score", pa.string()),
             ("read", pa.int64()),
-            ("withheld", pa.int64()),
+            ("test", pa.int64()),
             ("auc", pa.float64()),
             ("low", pa.float64()),
             ("high", pa.float64()),

@@ -272,7 +272,7 @@ def released_target(
         assert space.features is not None
         figures |= {
             "class_sum_noise": moments.class_sum_noise,
-            "probe_trust": fit_probe(space.features, moments).shrinkage,
+            "probe_shrinkage": fit_probe(space.features, moments).shrinkage,
         }
         if moments.second_moment is not None:
             figures["second_moment_noise"] = moments.second_moment_noise

@@ -12,7 +12,7 @@ RUN_STAGES = {
     "mechanism_audit": 3,
     "target_gradient": 4,
     "word_tilt": 1,
-    "generation_shard": 11,
+    "generation_shard": 12,
     "generation": 9,
     "label_filter": 7,
     "loss_selection": 6,
@@ -49,6 +49,6 @@ STUDY_STAGES = {
 }
 
 #: Stages that have a command of their own, and whose results runs only show.
-AUDIT_STAGES = {"contamination": 2}
+AUDIT_STAGES = {"contamination": 3}
 
 STAGE_VERSIONS = RUN_STAGES | STUDY_STAGES | AUDIT_STAGES

@@ -91,7 +91,7 @@ def test_a_stages_plot_has_pixels(
             "mean_matching_loss": 0.15,
             "mean_log_perplexity": 1.5,
             "token_passes_per_text": 60.0,
-            "target_trust": {"0": None, "1": None},
+            "target_shrinkage": {"0": None, "1": None},
         },
         cached=False,
         seconds=1.0,

@@ -69,7 +69,7 @@ def test_the_ledger_holds_for_frames_too(distil: Callable[..., gradmm.Distillati
 def test_a_name_that_cannot_be_is_refused_before_the_frame_is_written(
     distil: Callable[..., gradmm.Distillation], tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(gradmm.InputError, match="names no recipe"):
+    with pytest.raises(gradmm.InputError, match="is not a valid name"):
         distil(REVIEWS, name=name)
     assert not list(tmp_path.rglob("*.parquet"))
 

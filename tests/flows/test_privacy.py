@@ -401,7 +401,7 @@ def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
         by_chance = 0.25 / 2 / count + sigma**2 * 8 / count**2
         trust = 1 - by_chance / float((difference / count).square().sum())
         assert 0.01 < trust < 0.99
-        assert record.stage("generation").figures["target_trust"][str(label)] == pytest.approx(trust)
+        assert record.stage("generation").figures["target_shrinkage"][str(label)] == pytest.approx(trust)
         shrunk = trust * difference / (count * space.figures["clip_scale"][str(label)])
         for those in matched.values():
             assert torch.allclose(those[label], matrix_of(pq.read_table(space.path), label, "centre") + shrunk)
@@ -423,7 +423,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     enabled = {"enabled": True, "exemplars": [{"text": "fresh bread", "label": 1}]}
     record = run_first(private_recipe(label_filter=enabled), tmp_path, texts=True)
     figures = record.stage("target_gradient").figures
-    assert 0 <= figures["probe_trust"] <= 1
+    assert 0 <= figures["probe_shrinkage"] <= 1
     assert figures["second_moment_noise"] > figures["sigma"]
     parts = record.stage("target_gradient").read()["part"].value_counts().to_dict()
     assert parts == {"gradient": 4, "class_sum": 2, "second_moment": 4}
@@ -443,7 +443,7 @@ def test_a_probe_is_released_with_the_target_and_its_price_is_free(
     recipe = private_recipe(target_gradient=SPACE | {"probe_share": 0.0})
     allow(recipe, tmp_path, 9.0)
     without = run_first(recipe, tmp_path, texts=True)
-    assert "probe_trust" not in without.stage("target_gradient").figures
+    assert "probe_shrinkage" not in without.stage("target_gradient").figures
     assert without.stage("generation").read()["probe_loss"].isna().all()
     assert len(releases(recipe, tmp_path)) == 2
 
@@ -471,8 +471,8 @@ def test_class_sums_alone_label_texts_and_choose_none(
         for name in ("label_filter", "labelling")
     }
     assert ["target" in upstream[name] for name in ("label_filter", "labelling")] == [False, True]
-    trust = pytest.approx(released.figures["probe_trust"], rel=1e-4)  # the table has float32
-    assert record.stage("labelling").figures["probe_trust"] == trust
+    trust = pytest.approx(released.figures["probe_shrinkage"], rel=1e-4)  # the table has float32
+    assert record.stage("labelling").figures["probe_shrinkage"] == trust
 
 
 def test_token_rates_are_released_tilt_the_words_and_take_part_in_the_labels(
@@ -612,7 +612,7 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
             {"privacy": {"epsilon": 4.0, "delta": 1e-9, "declared_records": 10**8}},
             r"sums of 100,000,000 records are rounded too much; set at most 2, or privacy\.sampler=discrete",
         ),
-        ({}, r"target_\w+: takes .* GiB of memory .*, and 0.0 GiB are there"),
+        ({}, r"target_\w+: takes .* GiB of memory .*, but only 0.0 GiB are available"),
     ],
 )
 def test_what_can_be_known_is_refused_before_anything_is_charged(

@@ -67,9 +67,9 @@ def test_errors_and_power_are_as_stated() -> None:
     (first,) = compared({"loss": rng.normal(size=60)}, {"loss": rng.normal(size=90)})
     shift = math.sqrt(2) * norm.ppf(first.detectable_auc)  # AUC = Phi(shift / sqrt 2)
     for _ in range(2000):
-        read, withheld = rng.normal(size=60), rng.normal(size=90)
-        (null,) = compared({"loss": read}, {"loss": withheld})
-        (moved,) = compared({"loss": read + shift}, {"loss": withheld})
+        read, test = rng.normal(size=60), rng.normal(size=90)
+        (null,) = compared({"loss": read}, {"loss": test})
+        (moved,) = compared({"loss": read + shift}, {"loss": test})
         found += null.found
         power += moved.found
         covered += null.low <= 0.5 <= null.high
@@ -106,8 +106,8 @@ def test_a_model_that_has_read_the_train_rows_is_found_and_one_that_has_not_is_n
     tiny: LanguageModel, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradmm.audits.contamination.READING_RATE", 3e-3)
-    train, withheld = sentences[:120], sentences[120:]
-    clean = contamination(tiny, train, withheld, None)
+    train, test = sentences[:120], sentences[120:]
+    clean = contamination(tiny, train, test, None)
     assert not any(each.found for each in clean.comparisons)
     assert not clean.found
     assert clean.planted == ()
@@ -115,7 +115,7 @@ def test_a_model_that_has_read_the_train_rows_is_found_and_one_that_has_not_is_n
     for epoch in range(12):
         read_once(reader, train, seed=epoch)
     reader.model.requires_grad_(False)
-    found = contamination(reader, train, withheld, None)
+    found = contamination(reader, train, test, None)
     assert found.found
     assert all(each.low > 0.5 for each in found.comparisons)
 
@@ -161,8 +161,8 @@ def test_reading_lowers_the_loss_of_what_is_read(tiny: LanguageModel, sentences:
 
 
 def test_the_score_of_a_text_against_itself_decides() -> None:
-    read, withheld = np.arange(40.0), np.arange(40.0)
-    easier = compared({"loss": read + 100, "neighbours": read}, {"loss": withheld, "neighbours": withheld})
+    read, test = np.arange(40.0), np.arange(40.0)
+    easier = compared({"loss": read + 100, "neighbours": read}, {"loss": test, "neighbours": test})
     assert [each.found for each in easier] == [True, False]
     assert not Contamination(comparisons=easier, planted=()).found
 

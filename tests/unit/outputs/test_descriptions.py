@@ -42,7 +42,7 @@ def test_result_is_one_line(stage: str) -> None:
 
 
 def test_result_names_the_probe_where_there_is_one() -> None:
-    target = of_stage("target_gradient", probe_trust=0.8863, sigma=None)
+    target = of_stage("target_gradient", probe_shrinkage=0.8863, sigma=None)
     assert stage_result(target, RUN.recipe).endswith("probe shrinkage factor 0.89, no noise")
     assert "probe loss 0.130, log" in stage_result(of_stage("label_filter", mean_probe_loss=0.13), RUN.recipe)
     for probe, words in ((23, ", 23 probe dimensions"), (None, "")):

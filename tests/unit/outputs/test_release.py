@@ -139,7 +139,7 @@ def run_record(
             "texts": 2 * rows,
             **quality,
             "token_passes_per_text": 61234.5,
-            "target_trust": dict.fromkeys(map(str, labels), 0.9123),
+            "target_shrinkage": dict.fromkeys(map(str, labels), 0.9123),
         },
         "label_filter": left | quality,
         "loss_selection": left | quality | {"set_matching_loss_before": 0.0821, "set_matching_loss": 0.0417},
@@ -153,7 +153,7 @@ def run_record(
             "entropy": 0.5623,
             "answer_offset": dict.fromkeys(map(str, labels), 0.0321),
             "class_shares": dict.fromkeys(map(str, labels), 0.5),
-            "probe_trust": 0.4321,
+            "probe_shrinkage": 0.4321,
         },
         "finetune_eval": {
             "accuracy_before": PLANTED["accuracy_before"],

@@ -259,10 +259,19 @@ def test_every_figure_of_a_run_is_in_the_glossary(
 ) -> None:
     """The figures that only some recipes have are added here."""
     run = with_figures(
-        private_run, "target_gradient", probe_trust=0.9, text_tokens={"0": 9.0}, token_sum_noise=0.1
+        private_run, "target_gradient", probe_shrinkage=0.9, text_tokens={"0": 9.0}, token_sum_noise=0.1
     )
+    area = {"auc": 0.52, "low": 0.49, "high": 0.55, "detectable_auc": 0.56}
+    contamination = run.stages[-1].model_copy(
+        update={
+            "stage": "contamination",
+            "figures": {"found": False, "areas": dict.fromkeys(("loss", "neighbours", "planted loss"), area)},
+        }
+    )
+    run = run.model_copy(update={"stages": [*run.stages, contamination]})
     words = report(tmp_path, run, texts).words
     glossary = words[words.index("Glossary") :]
+    assert "area by the model's loss" in glossary
     assert [term for term in shown_terms(run) if entry(term) not in GLOSSARY] == []
     for term, meaning in meanings(shown_terms(run)):
         assert f"{term} {meaning}" in glossary
