@@ -16,6 +16,9 @@ import pyarrow as pa
 from gradmm.config.settings import DataSettings
 from gradmm.errors import InputError, InputErrors, together
 
+#: Spellings of no value, by Arrow, pandas and R, which name no unit.
+NO_NAMES = ("", "NA", "N/A", "n/a", "<NA>", "#N/A", "NaN", "nan", "NaT", "NULL", "Null", "null", "None", "none")
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -127,8 +130,8 @@ def _usable(
     units = None
     if unit_column is not None:
         units = unit_column.cast(pa.string()).to_pandas().str.strip().to_numpy(dtype=object)
-        # An empty field of a CSV is no null in a column of text.
-        missing = _gaps(unit_column) | (units == "")
+        # Neither an empty field of a CSV nor a spelling of none is a null in a column of text.
+        missing = _gaps(unit_column) | np.isin(units.astype(str), NO_NAMES)
         fix = "fill the column that privacy.unit_column names, or remove the row"
         problems.add(missing, "has no unit", fix)
     return Rows(texts, own, units)[known & ~empty]

@@ -44,8 +44,11 @@ class Source:
     parts: Callable[[], Iterator[pa.Table]]
 
 
-def sources_of(settings: DataSettings, split: str) -> list[Source]:
+def sources_of(settings: DataSettings, split: str, names: str | None = None) -> list[Source]:
     """Find the tables of a split.
+
+    Args:
+        names: a column that is text even where a CSV has nothing but digits in it: "007" is not "7".
 
     Raises:
         InputError: if there are none. So does reading one, if it cannot be read.
@@ -58,10 +61,10 @@ def sources_of(settings: DataSettings, split: str) -> list[Source]:
             name = "validation" if split == settings.validation_split else "test"
             fix = f"set data.{name}_split=null, to hold rows out of train"
             raise InputError(f"holds one split, so there is no split {split!r}", str(path), fix)
-        return [_saved(path, None) if path.is_dir() else _in_file(path)]
+        return [_saved(path, None) if path.is_dir() else _in_file(path, names)]
     if os.path.isfile(path / SAVED_SPLITS):
         return [_saved(path, split)]
-    return [_in_file(file) for file in _split_files(path, split)]
+    return [_in_file(file, names) for file in _split_files(path, split)]
 
 
 def is_one_split(path: Path) -> bool:
@@ -123,7 +126,7 @@ def _saved(folder: Path, split: str | None) -> Source:
 # --- Files --------------------------------------------------------------------------------------------------
 
 
-def _in_file(file: Path) -> Source:
+def _in_file(file: Path, names: str | None) -> Source:
     if file.suffix not in _READERS:
         fix = f"convert it to one of {', '.join(_READERS)}"
         raise InputError(f"files that end in {file.suffix!r} are not read", str(file), fix)
@@ -131,7 +134,7 @@ def _in_file(file: Path) -> Source:
     def parts() -> Iterator[pa.Table]:
         try:
             _refuse_utf_16(file)
-            for table in _READERS[file.suffix](file):
+            for table in _READERS[file.suffix](file, names):
                 table.validate(full=True)  # includes a check for UTF-8
                 yield table
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON
@@ -210,20 +213,21 @@ def _check_all_parts(files: list[Path], split: str) -> None:
             raise InputError(problem, str(files[0].parent), "copy all its parts")
 
 
-def _read_parquet(file: Path) -> Iterator[pa.Table]:
+def _read_parquet(file: Path, _: str | None) -> Iterator[pa.Table]:
     # `read_table` would turn folders named name=value into columns. Without a buffer, whole columns would be read.
     with parquet.ParquetFile(file, buffer_size=2**20) as opened:
         for batch in opened.iter_batches(ROWS_AT_ONCE):
             yield pa.Table.from_batches([batch])
 
 
-def _read_delimited(file: Path) -> Iterator[pa.Table]:
+def _read_delimited(file: Path, names: str | None) -> Iterator[pa.Table]:
     try:
         table = csv.read_csv(
             file,
             # One thread, so that rows are numbered.
             csv.ReadOptions(use_threads=False, block_size=_one_block(file)),
             csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
+            csv.ConvertOptions(column_types={} if names is None else {names: pa.string()}),
         )
     except pa.ArrowInvalid as error:
         # The message quotes the row, and counts from 1 with the header.
@@ -273,7 +277,7 @@ def _fields(header: bytes, delimiter: str) -> int:
         return 0
 
 
-def _read_json(file: Path) -> Iterator[pa.Table]:
+def _read_json(file: Path, _: str | None) -> Iterator[pa.Table]:
     """Read JSON lines, or a JSON array of records."""
     with file.open("rb") as stream:
         is_array = stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")

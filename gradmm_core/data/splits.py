@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -29,7 +29,7 @@ import pandas as pd
 from jaxtyping import Int, UInt64
 
 from gradmm.config.settings import DataSettings
-from gradmm.data.columns import usable_rows
+from gradmm.data.columns import NO_NAMES, usable_rows
 from gradmm.data.sources import Source, sources_of
 from gradmm.errors import InputError, together
 from gradmm.storage.temporary_rows import TemporaryRows, TemporaryRowsWriter
@@ -42,11 +42,13 @@ class LabelledTexts:
     Attributes:
         texts: those of files are read from a temporary file when they are used (`TemporaryRows`).
         units: the unit of privacy that each row belongs to, numbered by their first rows; None if each row is one.
+        unit_names: the units' names, which a ledger recognises units by; private.
     """
 
     texts: Sequence[str]
     labels: tuple[int, ...]
     units: tuple[int, ...] | None = None
+    unit_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if len(self.texts) != len(self.labels):
@@ -77,12 +79,12 @@ class LabelledTexts:
         LabelledTexts(texts=('We loved it.', 'Never again.'), labels=(1, 0), units=(0, 1))
         """
         stripped = tuple(text.strip() if isinstance(text, str) else "" for text in texts)
-        names = None if units is None else [_unit_name(unit) for unit in units]
-        numbers = None if names is None else tuple(pd.factorize(np.array(names, dtype=object))[0].tolist())
+        names = None if units is None else np.array([_unit_name(unit) for unit in units], dtype=object)
+        numbers, different = _numbered(names)
         for what, missing in (("text", [not text for text in stripped]), ("unit", [n < 0 for n in numbers or ()])):
             if any(missing):
                 raise InputError(f"row {missing.index(True)} has no {what}", "data", "remove the row")
-        return cls(stripped, tuple(map(operator.index, labels)), numbers)
+        return cls(stripped, tuple(map(operator.index, labels)), numbers, different)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -110,6 +112,7 @@ class LabelledTexts:
             tuple(self.texts[row] for row in rows),
             tuple(self.labels[row] for row in rows),
             None if self.units is None else tuple(self.units[row] for row in rows),
+            self.unit_names,
         )
 
 
@@ -191,13 +194,21 @@ def _labelled_texts(rows: SplitRows, labels: Sequence[int], name: str) -> Labell
             "data",
             "add rows, remove the class, or lower data.min_words or data.validation_rows",
         )
-    units = None if rows.units is None else tuple(pd.factorize(rows.units)[0].tolist())
-    return LabelledTexts(rows.texts, tuple(rows.labels.tolist()), units)
+    return LabelledTexts(rows.texts, tuple(rows.labels.tolist()), *_numbered(rows.units))
+
+
+def _numbered(names: np.ndarray | None) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    """Number units by their first rows; return each row's number, -1 without a name, and the names by number."""
+    if names is None:
+        return None, ()
+    numbers, different = pd.factorize(names)
+    return tuple(numbers.tolist()), tuple(map(str, different))
 
 
 def _unit_name(unit: Hashable) -> Hashable:
-    """Return a unit's name without white space around it; None for a blank one."""
-    return unit.strip() or None if isinstance(unit, str) else unit
+    """Return a unit's name without white space around it; None for one that stands for no name."""
+    name = unit.strip() if isinstance(unit, str) else unit
+    return None if name in NO_NAMES else name
 
 
 # --- Which rows are used ------------------------------------------------------------------------------------
@@ -256,10 +267,10 @@ def _hashes(words: Collection[str], purpose: str, seed: int) -> UInt64[np.ndarra
     return keyed_hashes(words, f"{purpose} {seed}".encode())
 
 
-def keyed_hashes(words: Collection[str], key: bytes) -> UInt64[np.ndarray, " words"]:
+def keyed_hashes(words: Iterable[str], key: bytes) -> UInt64[np.ndarray, " words"]:
     """Hash texts to integers of 64 bits by BLAKE2b; without the key a hash says nothing of its text."""
     hashes = (hashlib.blake2b(word.encode(), key=key, digest_size=8).digest() for word in words)
-    return np.fromiter((int.from_bytes(digest, "little") for digest in hashes), np.uint64, len(words))
+    return np.fromiter((int.from_bytes(digest, "little") for digest in hashes), np.uint64)
 
 
 def _read_split(
@@ -275,7 +286,7 @@ def _read_split(
             own_labels.append(rows.labels)
             units.extend([] if rows.units is None else [rows.units])
 
-    together(*(partial(read, source) for source in sources_of(settings, split)))
+    together(*(partial(read, source) for source in sources_of(settings, split, unit_column)))
     return SplitRows(
         texts.finish(bytes.decode), np.concatenate(own_labels), np.concatenate(units) if units else None
     )

@@ -2,10 +2,10 @@
 
     <root>/ledger/<data set>.jsonl            one event per line; its .lock lies beside it
     <root>/ledger/<data set>/<number>.json    one event per object, if the root is in an object store
-    <root>/ledger/<data set>.rows             digests of the data's records, see `row_digests`
+    <root>/ledger/<data set>.rows             digests of the data's records and units, see `row_digests`
 
 A ledger is named after its data, but data may have several names. Releases therefore count in every ledger whose
-data share a record with the released data, and a release must be within the budgets of all of these.
+data share a record or a unit with the released data, and a release must be within the budgets of all of these.
 
 The event `budget` states what the owner of the data allows: an epsilon, at a delta, under an adjacency. All later
 runs are judged by it, whatever their own recipes say.
@@ -15,10 +15,12 @@ published. An intent is charged even if the process dies before it releases anyt
 overcount, but never undercount.
 
 An object store has no lock. An event is appended only if no other event was appended since the budget was
-checked; otherwise the budget is checked again. Concurrent releases therefore stay within the budget together. Two
-concurrent runs that release the same target may both be charged for it, if the budget has room for both, before
-either has published. The later artifact then replaces the earlier one. The run whose artifact was replaced fails
-when it reads it; when run again, it uses the other artifact.
+checked; otherwise the budget is checked again. Related ledgers are checked once more after the intent: of two runs
+that were charged at once in two ledgers, beyond the budget together, at least one stops before it draws noise.
+Concurrent releases therefore stay within the budget together. Two concurrent runs that release the same target may
+both be charged for it, if the budget has room for both, before either has published. The later artifact then
+replaces the earlier one. The run whose artifact was replaced fails when it reads it; when run again, it uses the
+other artifact.
 
 Each line contains a digest of all lines up to and including itself. The digest reveals damage and careless edits.
 It is not a signature, and it does not reveal that the last lines, or the whole file, were removed.
@@ -187,10 +189,8 @@ class Ledger:
         folder = root / "ledger"
         if isinstance(folder, Path):
             return [cls(file) for file in sorted(folder.glob("*.jsonl"))]
-        names = {
-            name.rpartition("/")[0].rpartition("/")[2] for name in objects_in(folder) if name.endswith(".json")
-        }
-        return [cls(folder / name) for name in sorted(names)]
+        names = [name.rpartition("/")[2] for name in objects_in(folder)]
+        return [cls(folder / name) for name in names if "." not in name]
 
     @property
     def name(self) -> str:
@@ -200,18 +200,16 @@ class Ledger:
     def rows(self) -> RowDigests:
         return RowDigests(self.file.parent)
 
-    def count_records(self, texts: Sequence[str]) -> None:
-        """Let releases from data with these texts count in this ledger."""
+    def count_records(self, texts: Sequence[str], units: Iterable[str] = ()) -> None:
+        """Let releases from data with one of these texts, or one of these units' names, count in this ledger."""
         with self._lines.lock():
-            self.rows.add(self.name, self.rows.of(texts))
+            self.rows.add(self.name, self.rows.of(texts, units))
 
     def related(self) -> list[Ledger]:
-        """Return this ledger and all others of the root whose data share a record with its data, by name."""
-        others = {
-            ledger.name: ledger for ledger in Ledger.all(self.file.parent.parent) if ledger.name != self.name
-        }
-        sharing = self.rows.related(self.name, list(others))
-        return sorted([self, *(others[name] for name in sharing)], key=lambda ledger: ledger.name)
+        """Return this ledger and all others of the root whose data share a record or a unit with it, by name."""
+        suffix = self.file.name.removeprefix(self.name)
+        others = [Ledger(self.file.parent / f"{name}{suffix}") for name in self.rows.related(self.name)]
+        return sorted([self, *others], key=lambda ledger: ledger.name)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -222,6 +220,10 @@ class Ledger:
         Raises:
             InputError: if a lock is not available in time.
         """
+        if self._lines.locked:
+            # Ledgers that became related since wait for this one's lock, and may hold theirs.
+            yield
+            return
         with ExitStack() as locks:
             for ledger in self.related():  # by name: all take the locks in one order
                 locks.enter_context(ledger._lines.lock())
@@ -236,7 +238,7 @@ class Ledger:
         return list(self._read().entries.values())
 
     def all_entries(self) -> list[Entry]:
-        """Read all releases from data that share a record with these, those of this ledger included."""
+        """Read all releases from data that share a record or a unit with these, those of this ledger included."""
         return [entry for ledger in self.related() for entry in ledger.entries()]
 
     def spent(self, delta: float, adjacency: Adjacency) -> float:
@@ -281,7 +283,9 @@ class Ledger:
         _check_budget(own.budget or budget, past, releases, "")
         for name, state in related.items():
             if state.budget is not None:
-                _check_budget(state.budget, past, releases, f" of {name}, which counts some of these records")
+                _check_budget(
+                    state.budget, past, releases, f" of {name}, which counts some of these records or units"
+                )
 
     @contextmanager
     def charge(self, release: Release, budget: Budget) -> Iterator[Callable[[str], Entry]]:
@@ -301,7 +305,10 @@ class Ledger:
             return {"id": entry_id, "release": release.model_dump(mode="json")}
 
         with self.lock():
-            self._append("intent", intent)
+            charged = self._append("intent", intent)
+            if not isinstance(self.file, Path):
+                del charged.entries[entry_id]
+                self._check(charged, budget, [release])  # no lock kept related ledgers as they were
             yield partial(self._finish, entry_id)
 
     def find(self, stage_key: str) -> Entry | None:

@@ -55,6 +55,11 @@ class LinesOfFile:
         finally:
             lock.release()
 
+    @property
+    def locked(self) -> bool:
+        """Whether this thread holds the lock."""
+        return FileLock(f"{self.file}.lock", mode=0o600, is_singleton=True).is_locked
+
     def read(self) -> list[bytes]:
         """Read all lines, without their newlines."""
         if not self.file.exists():
@@ -101,6 +106,7 @@ class LinesOfObjects:
     """One object per line: line n is `<folder>/<n, in 8 digits>.json`."""
 
     folder: UPath
+    locked = False
 
     @contextmanager
     def lock(self) -> Iterator[None]:

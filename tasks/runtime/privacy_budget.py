@@ -71,9 +71,9 @@ def _kind(release: Release) -> tuple[object, ...]:
 
 @task(name="count_records", persist_result=False, result_serializer="json")
 def count_records(context: RunContext, train: SplitReference) -> None:
-    """Let releases from the records of `train` count in the run's ledger, whatever their data are called."""
+    """Let releases from records and units of `train` count in the run's ledger, whatever their data are called."""
     data = redact_errors(lambda: read_split(context, train), "count_records", context.root.errors)
-    ledger_of(context).count_records(data.texts)
+    ledger_of(context).count_records(data.texts, data.unit_names)
 
 
 def check_charged(context: RunContext, target: StageArtifact) -> None:

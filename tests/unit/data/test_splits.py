@@ -662,6 +662,7 @@ def test_one_unit_more_changes_train_by_exactly_one_unit(folder: Path, seed: int
     [
         ([*PEOPLE[:-1], None], "row 39 has no unit"),
         ([*PEOPLE[:-2], "", " "], r"row 38 has no unit \(and 1 more rows\)"),
+        ([*PEOPLE[:-2], "NA", " nan "], r"row 38 has no unit \(and 1 more rows\)"),
         ([0.5] * 40, "the column 'person' holds double, not names"),
     ],
 )
@@ -674,6 +675,34 @@ def test_units_are_told_apart_by_what_is_not_white_space(folder: Path) -> None:
     spaced = [f" {person}" if i % 2 else f"{person}\t" for i, person in enumerate(PEOPLE)]
     splits = [of_people(folder, ROWS, people) for people in (PEOPLE, spaced)]
     assert splits[0].train.units == splits[1].train.units
+
+
+@pytest.mark.parametrize("newcomers", [[], ["X7"]])
+def test_digits_are_names_as_they_are_written_whatever_other_units_are_called(
+    folder: Path, newcomers: list[str]
+) -> None:
+    """Or 007 would be 7 in a CSV, until somebody is called X7, and other units would be held out."""
+    rows = [*ROWS, *(("new", 0) for _ in newcomers)]
+    people = [*(f"{int(name.split()[1]):06}" for name in PEOPLE), *newcomers]
+    settings = {"validation_split": None, "validation_rows": 4}
+    expected = of_people(folder, rows, people, **settings).train
+    (folder / "train.parquet").unlink()
+    write_csv(table_of(rows).append_column("person", pa.array(people)), folder / "train")
+    found = load_splits(DataSettings(path=str(folder), **settings), (0, 1), 0, "person").train
+    assert (found.unit_names, found.digest) == (expected.unit_names, expected.digest)
+
+
+def test_a_persons_rows_in_two_files_are_one_unit(tmp_path: Path) -> None:
+    parts = {"a": ["000123", "000124"], "b": ["000123", "X7"]}
+    (tmp_path / "train").mkdir()
+    for name, people in parts.items():
+        frame = pd.DataFrame({"text": [f"{name} {who}" for who in people], "label": [0, 1], "person": people})
+        frame.to_csv(tmp_path / "train" / f"{name}.csv", index=False)
+    write_parquet(table_of(ROWS), tmp_path / "test")
+    write_parquet(table_of(ROWS), tmp_path / "validation")
+    settings = DataSettings(path=str(tmp_path), validation_split="validation")
+    train = load_splits(settings, (0, 1), 0, "person").train
+    assert (train.units, train.unit_names) == ((0, 1, 0, 2), ("000123", "000124", "X7"))
 
 
 def test_a_missing_unit_column_is_refused(folder: Path) -> None:

@@ -103,6 +103,18 @@ def test_a_release_is_refused_if_another_run_spends_the_budget_meanwhile(
     assert len(ledger.entries()) == 1
 
 
+def test_a_release_stops_before_its_noise_if_a_related_ledger_is_charged_meanwhile(
+    root: UPath, meanwhile: Callable[[Callable[[], object]], None]
+) -> None:
+    one, copy = (Ledger.of(root, name) for name in ("one", "copy"))
+    for ledger in (one, copy):
+        ledger.count_records(["warm soup"])
+    meanwhile(lambda: released(copy))
+    with pytest.raises(BudgetExhausted, match="1 release so far"), one.charge(release(), budget_for(1)):
+        pytest.fail("noise would be drawn")
+    assert [len(ledger.entries()) for ledger in (one, copy)] == [1, 1]  # both charged: too much, never too little
+
+
 def test_the_second_of_two_concurrent_charges_is_written_after_the_first(
     ledger: Ledger, root: UPath, meanwhile: Callable[[Callable[[], object]], None]
 ) -> None:
