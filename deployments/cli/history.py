@@ -19,9 +19,11 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.terminal import print_json, print_table
 from gradmm.errors import InputError, printable
 from gradmm.outputs.formatting import duration, leaves
+from gradmm.privacy.ledger import Ledger
 from gradmm.storage.location import Location, location, reach, read_bytes
 
 #: In place of a value that one of two runs lacks.
@@ -113,6 +115,23 @@ def find_run(name: str, root: Location) -> PastRun:
     near = [i for i in ids if name and name in i] or difflib.get_close_matches(name, ids, n=1)
     fix = f"did you mean {near[0]!r}?" if near else f"the newest is {ids[0]!r}, `gradmm runs` lists all"
     raise InputError(f"no run {name!r}", str(root), fix)
+
+
+def check_count(run: PastRun) -> None:
+    """Check that the card of a run counts all releases that its data's ledger has by now.
+
+    Raises:
+        InputError: if there are more, which its composed epsilon leaves out.
+    """
+    try:
+        ledger = Ledger.of(run.folder.parent.parent, Recipe.model_validate(run.recipe).ledger)
+    except ValidationError:  # of another version, whose ledger may have another name
+        return
+    stated, made = run.guarantee.get("releases") or 0, len(ledger.all_entries())
+    if 0 < stated < made:
+        problem = f"its card states {stated} of the {made} releases from these data"
+        fix = "run its recipe again, which takes the stages from the cache, and publish that run"
+        raise InputError(problem, str(run.folder / "release"), fix)
 
 
 def _as_location(name: str) -> list[Location]:

@@ -361,11 +361,12 @@ def publish(
         public: Let everybody see the repository, if it is a new one. Default: only its owner.
         without_guarantee: Publish a release that has no epsilon.
     """
-    from gradmm.deployments.cli.history import find_run
+    from gradmm.deployments.cli.history import check_count, find_run
     from gradmm.outputs.publish import publish_release
 
-    folder = find_run(run, root).folder / "release"
-    print(publish_release(folder, repo, private=not public, without_guarantee=without_guarantee))
+    found = find_run(run, root)
+    check_count(found)
+    print(publish_release(found.folder / "release", repo, private=not public, without_guarantee=without_guarantee))
 
 
 @app.command(group=RESULTS)

@@ -14,6 +14,7 @@ from gradmm.errors import BudgetExhausted, InputError, printable
 from gradmm.outputs.descriptions import stage_result
 from gradmm.outputs.formatting import duration
 from gradmm.outputs.record import RunRecord
+from gradmm.privacy.guarantee import rounded_up
 from gradmm.privacy.ledger import Budget, Ledger, Release, budget_of, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
@@ -126,7 +127,8 @@ def print_privacy(recipe: Recipe, ledger: Ledger, as_json: bool = False) -> None
     print(f"ledger: {ledger.file}")
     if budget is not None:
         print(
-            f"spent: epsilon {spent:.4g} of {budget.epsilon:g} at delta {budget.delta:.3g} ({budget.adjacency}), "
+            f"spent: epsilon {rounded_up(spent, 4)} of {budget.epsilon:g} "
+            f"at delta {budget.delta:.3g} ({budget.adjacency}), "
             f"composed over {len(entries)} release{'' if len(entries) == 1 else 's'}"
         )
         print(f"budget: {'set in the ledger' if held else 'proposed by the recipe; the first release sets it'}")

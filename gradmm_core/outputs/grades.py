@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from gradmm.config.recipe import Recipe
 from gradmm.outputs.formatting import percent, points
 from gradmm.outputs.record import FILTERS, RunRecord
+from gradmm.privacy.guarantee import rounded_up
 
 GOOD, FAIR, POOR, NONE, UNKNOWN = "good", "fair", "poor", "none", "not graded"
 
@@ -109,7 +110,7 @@ def _private(run: RunRecord) -> Grade:
     if guarantee.epsilon is None or not guarantee.safe or epsilon is None:
         return Grade("private", NONE, "no guarantee")
     advantage, detectable = audit["advantage"], audit["detectable_advantage"]
-    promise = f"epsilon {epsilon:.3g} for {guarantee.unit}"
+    promise = f"epsilon {rounded_up(epsilon, 3)} for {guarantee.unit}"
     if detectable is not None and advantage > detectable:
         return Grade("private", POOR, f"{promise}, but membership inference gains {points(advantage)}")
     grade = GOOD if epsilon <= GOOD_EPSILON else FAIR if epsilon <= FAIR_EPSILON else POOR

@@ -30,7 +30,7 @@ from gradmm.labelling.hard_rows import COPIES, label_counts
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.outputs.markdown import escape_markdown
 from gradmm.outputs.record import RunRecord
-from gradmm.privacy.guarantee import RECORD, Guarantee
+from gradmm.privacy.guarantee import RECORD, Guarantee, rounded_up
 from gradmm.storage.artifacts import publish
 from gradmm.storage.atomic import temporary_folder
 from gradmm.storage.location import Location, create
@@ -130,17 +130,17 @@ def guarantee_table(run: RunRecord) -> list[tuple[str, str]]:
         ("unit of privacy", guarantee.unit),
         ("adjacency", guarantee.adjacency),
         ("epsilon", _number(guarantee.epsilon, "g")),
-        ("delta", _number(guarantee.delta, ".4g")),
+        ("delta", _bound(guarantee.delta, 4)),
         *_delta_by_records(run),
         ("noise standard deviation sigma, per coordinate", _number(guarantee.sigma, ".6g")),
         ("clipping norm C", _number(guarantee.clipping_norm, "g")),
         ("sensitivity", _number(guarantee.sensitivity, "g")),
-        ("mu of Gaussian differential privacy, all releases", _number(guarantee.mu, ".4g")),
-        ("rho of zero-concentrated differential privacy, all releases", _number(guarantee.rho, ".4g")),
+        ("mu of Gaussian differential privacy, all releases", _bound(guarantee.mu, 4)),
+        ("rho of zero-concentrated differential privacy, all releases", _bound(guarantee.rho, 4)),
         ("target space", _target_space(run.plan.target)),
         ("noise sampler", guarantee.sampler or "none"),
         ("releases from these data", str(guarantee.releases)),
-        ("composed epsilon of all releases", _number(guarantee.composed_epsilon, ".4g")),
+        ("composed epsilon of all releases", _bound(guarantee.composed_epsilon, 4)),
         ("accountant", guarantee.accountant if guarantee.calibration != "paper" else "none"),
         ("noise calibration", _calibration(guarantee)),
         ("assumed public", _assumed_public(run.recipe)),
@@ -216,6 +216,10 @@ def last_part(name: str) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "none" if value is None else format(value, form)
+
+
+def _bound(value: float | None, digits: int) -> str:
+    return "none" if value is None else rounded_up(value, digits)
 
 
 def _delta_by_records(run: RunRecord) -> list[tuple[str, str]]:
@@ -358,14 +362,14 @@ def groups_table(guarantee: Guarantee) -> list[tuple[int, str]]:
     """
     if guarantee.unit != RECORD or not guarantee.safe or guarantee.delta is None or guarantee.mu is None:
         return []
-    return [(count, _number(guarantee.epsilon_at(guarantee.delta, count), ".3g")) for count in GROUPS]
+    return [(count, _bound(guarantee.epsilon_at(guarantee.delta, count), 3)) for count in GROUPS]
 
 
 def epsilon_table(guarantee: Guarantee) -> list[tuple[str, str]]:
     """Return pairs of delta and epsilon of all releases together; empty without a guarantee."""
     if not guarantee.safe or guarantee.mu is None:
         return []
-    return [(f"{delta:g}", _number(guarantee.epsilon_at(delta), ".3g")) for delta in DELTAS]
+    return [(f"{delta:g}", _bound(guarantee.epsilon_at(delta), 3)) for delta in DELTAS]
 
 
 def _privacy_json(guarantee: Guarantee) -> str:

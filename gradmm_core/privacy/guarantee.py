@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 
 import numpy as np
@@ -82,8 +83,8 @@ class Guarantee(Settings):
         if not self.safe or self.correct_guesses is None:
             return ""
         one, that = ("one record", "that record was") if self.unit == RECORD else (self.unit, "those were")
-        correct = _rounded_up(self.correct_guesses)
-        detected = _rounded_up(float(self.largest_detection(np.array([FALSE_ALARMS]))[0]))
+        correct = _percentage_up(self.correct_guesses)
+        detected = _percentage_up(float(self.largest_detection(np.array([FALSE_ALARMS]))[0]))
         return (
             f"Whoever has all that was released, and knows everything in the data but {one}, guesses whether "
             f"{that} in the data correctly in at most {correct} of cases; a coin is right in 50%."
@@ -103,24 +104,35 @@ class Guarantee(Settings):
     @property
     def sentence(self) -> str:
         """The guarantee in plain words. Without an epsilon, or with seeded noise, it denies any guarantee."""
-        if self.epsilon is None:
+        if self.epsilon is None or self.delta is None:
             return "No privacy guarantee: the target gradient has no noise, and gradients can reveal texts."
         if not self.safe:
             return "UNSAFE, no privacy guarantee: the noise was drawn from a seed, for testing."
         return (
-            f"({self.epsilon:g}, {self.delta:.3g})-differential privacy for {self.unit} ({self.adjacency}), "
+            f"({self.epsilon:g}, {rounded_up(self.delta, 3)})-differential privacy "
+            f"for {self.unit} ({self.adjacency}), "
             f"by one release of a sum with sensitivity {self.sensitivity:g} and Gaussian noise of standard "
             f"deviation {self.sigma:.4g}.{self._together}"
         )
 
     @property
     def _together(self) -> str:
-        if self.releases < 2:
+        if self.releases < 2 or self.composed_epsilon is None:
             return ""
-        return f" The {self.releases} releases from these data compose to epsilon {self.composed_epsilon:.4g}."
+        composed = rounded_up(self.composed_epsilon, 4)
+        return f" The {self.releases} releases from these data compose to epsilon {composed}."
 
 
-def _rounded_up(share: float) -> str:
+def rounded_up(value: float, digits: int) -> str:
+    """Write a bound with significant digits, none below it: 8.531e-05 -> '8.54e-05' with three.
+
+    A millionth is ignored, since an epsilon is found by a search.
+    """
+    context = Context(prec=digits, rounding=ROUND_CEILING)
+    return f"{float(context.create_decimal_from_float(value * (1 - 1e-6))):.{digits}g}"
+
+
+def _percentage_up(share: float) -> str:
     """0.5012 -> '50.2%'."""
     return f"{math.ceil(1000 * share) / 10:.1f}%"
 

@@ -67,7 +67,8 @@ def _check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
     records = recipe.privacy.declared_records
     if recipe.privacy.epsilon is None or recipe.privacy.sampler == "discrete" or records is None:
         return
-    most = MAX_TERMS // (records * max(map(len, template.responses.values())))
+    rows = 1 if recipe.privacy.unit_column is None else recipe.privacy.rows_per_unit
+    most = MAX_TERMS // (records * rows * max(map(len, template.responses.values())))
     if recipe.target_gradient.batch_size > most:
         fix = f"set at most {most}, or privacy.sampler=discrete" if most else "set privacy.sampler=discrete"
         raise InputError(f"sums of {records:,} records are rounded too much", "target_gradient.batch_size", fix)

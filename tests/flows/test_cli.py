@@ -34,6 +34,7 @@ from gradmm.flows.runtime.stopping import stopped_by_signals
 from gradmm.generation.generation import generate
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs.record import RunRecord
+from gradmm.privacy.ledger import Budget, Ledger
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.storage.location import Location
@@ -528,6 +529,20 @@ def test_publish_refuses_what_is_no_release_and_what_has_no_guarantee(recipe_fil
     assert finished.status == 2
     assert "without_guarantee" in finished.err
     assert gradmm("publish", folder.name, "--root", tmp_path / "root", "--repo", "acme/texts").err == finished.err
+
+
+def test_publish_refuses_a_card_that_leaves_out_later_releases(recipe_file: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    private = ["--set", "privacy={epsilon: 4.0, delta: 0.001, declared_records: 40, budget_epsilon: 99}"]
+    assert gradmm("run", recipe_file, "--root", root, *private).status == 0
+    (ledger,) = Ledger.all(root)
+    (entry,) = ledger.entries()
+    with ledger.charge(entry.release, Budget(epsilon=99, delta=0.001, adjacency="add-or-remove")) as finish:
+        finish("ab" * 32)
+    (folder,) = (root / "runs").iterdir()
+    refused = gradmm("publish", folder, "--repo", "acme/texts")
+    assert refused.status == 2
+    assert "its card states 1 of the 2 releases from these data; run its recipe again" in refused.err
 
 
 @pytest.mark.parametrize(

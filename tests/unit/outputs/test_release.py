@@ -29,7 +29,7 @@ from gradmm.config.settings import ExecutionSettings
 from gradmm.outputs import release
 from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.outputs.release import RELEASE_FILES, TRAIN_FILE, check_release, write_release
-from gradmm.privacy.guarantee import guarantee
+from gradmm.privacy.guarantee import guarantee, rounded_up
 from gradmm.privacy.mechanism import gaussian_delta
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.location import Location, location, put
@@ -383,7 +383,7 @@ def test_card_gives_every_term_of_the_guarantee(
         ("unit of privacy", "one record"),
         ("adjacency", "add-or-remove"),
         ("epsilon", "0.05"),
-        ("delta", f"{promise.delta:.4g}"),
+        ("delta", rounded_up(promise.delta, 4)),
         ("sensitivity", "1"),
         ("noise standard deviation sigma, per coordinate", f"{promise.sigma:.6g}"),
         ("clipping norm C", "1"),
@@ -513,7 +513,7 @@ def test_privacy_json_is_the_guarantee_and_its_sentence(
         assert gaussian_delta(1 / (int(count) * values["mu"]), epsilon) == pytest.approx(values["delta"], rel=1e-6)
     assert groups["1"] == pytest.approx(private_run.guarantee.epsilon, rel=1e-6)
     html = rendered(folder)
-    assert f"<td>10</td>\n<td>{groups['10']:.3g}</td>" in html
+    assert f"<td>10</td>\n<td>{rounded_up(groups['10'], 3)}</td>" in html
     # The better of all thresholds between N(0, 1) and N(mu, 1).
     thresholds = np.linspace(-3, 3, 2001)
     correct = (norm.cdf(thresholds) + norm.sf(thresholds - values["mu"])) / 2
@@ -526,7 +526,7 @@ def test_privacy_json_is_the_guarantee_and_its_sentence(
         f"accepts 1% of false alarms detects at most {math.ceil(1000 * detected) / 10:.1f}% of those that were."
     )
     for delta, epsilon in curve.items():
-        assert f"<td>{float(delta):g}</td>\n<td>{epsilon:.3g}</td>" in html
+        assert f"<td>{float(delta):g}</td>\n<td>{rounded_up(epsilon, 3)}</td>" in html
     assert type(private_run.guarantee).model_validate(values) == private_run.guarantee
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from gradmm.config.settings import PrivacySettings
-from gradmm.privacy.guarantee import Guarantee, guarantee, largest_tpr
+from gradmm.privacy.guarantee import Guarantee, guarantee, largest_tpr, rounded_up
 from gradmm.privacy.mechanism import gaussian_delta, gaussian_mechanism
 
 FALSE_ALARMS = np.linspace(0.001, 0.999, 99)
@@ -63,3 +65,18 @@ def test_releases_of_several_kinds_have_no_trade_off() -> None:
     assert together.in_words == ""
     with pytest.raises(ValueError, match="no guarantee together"):
         together.largest_detection(FALSE_ALARMS)
+
+
+@given(value=st.floats(1e-12, 1e6), digits=st.integers(2, 6))
+def test_a_bound_is_never_written_below_its_value(value: float, digits: int) -> None:
+    written = float(rounded_up(value, digits))
+    assert value * (1 - 1.1e-6) <= written <= value * (1 + 10.0 ** (1 - digits))
+
+
+def test_a_composed_epsilon_of_one_release_is_its_own() -> None:
+    assert [rounded_up(value, 3) for value in (1.0000000001, 8.5336e-05, 1.8431, math.inf)] == [
+        "1",
+        "8.54e-05",
+        "1.85",
+        "inf",
+    ]
