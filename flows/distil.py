@@ -32,7 +32,7 @@ from gradmm.outputs.folder import write_run
 from gradmm.outputs.record import RunRecord, library_versions
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root, StageArtifact
-from gradmm.storage.location import Location
+from gradmm.storage.location import Location, location
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.contamination import contamination as contamination_stage
 from gradmm.tasks.finetune_eval import arm_eval
@@ -50,6 +50,8 @@ from gradmm.tasks.runtime.stage_task import SplitReference
     flow_run_name=lambda: timed_name(flow_run.parameters.get("name", "gradmm")),
     persist_result=False,
     result_serializer="json",
+    # A part of a block is valid only with the rest, which the deployment has: the recipe is validated as a whole.
+    validate_parameters=False,
 )
 @takes_recipe
 def distil(
@@ -69,8 +71,12 @@ def distil(
     """
     recipe = validate_recipe(over_deployment(blocks), where="the flow's parameters")
     try:
+        root = location(root)
+    except ValueError as error:
+        raise InputError(str(error), "root", "give a folder, or a URL such as s3://bucket/prefix") from error
+    try:
         with logs_in_ui():
-            record = run_recipe(recipe, root, force)
+            record = run_recipe(recipe, root, tuple(force))
     except BudgetExhausted as error:
         UiArtifacts(recipe, release_plan(recipe), Root(path=root)).show_refusal(error)
         return Failed(name="BudgetExhausted", message=str(error), data=error)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradmm.config.recipe import Recipe
 from gradmm.filters.rows import filters_by_probe
-from gradmm.flows.runtime.shard_runners import task_runner
+from gradmm.flows.runtime.shard_runners import check_cluster
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.generation.per_class import class_records, text_tokens, tilts_words
@@ -46,8 +46,7 @@ def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[
         user_recipe: the recipe before `demo_material` put in the demo's folders; it names the ledger.
         force: stages to run again even if cached.
     """
-    if recipe.execution.runner in ("ray", "dask"):
-        task_runner(recipe.execution)  # refuses a package that is not installed, before anything is computed
+    check_cluster(recipe.execution)  # before anything is computed
     plan = release_plan(recipe)
     redraw = plan.charged and recipe.privacy.redraw
     context = RunContext(

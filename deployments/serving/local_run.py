@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gradmm.config.recipe import Recipe
     from gradmm.outputs.record import RunRecord
 
+#: Interval of runs' heartbeats. A run without one for several of these is dead to `gradmm serve`'s automation.
+HEARTBEAT_SECONDS = 30
+
 
 @contextmanager
 def for_the_owner_only() -> Iterator[None]:
@@ -78,3 +81,4 @@ def configure_prefect(verbose: bool) -> None:
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", str(HEARTBEAT_SECONDS))

@@ -13,6 +13,8 @@ def notify(recipe: str) -> None:
     Raises:
         InputError: if no server answers, or if it has no such deployment.
     """
+    if "/" in recipe:
+        raise InputError("not the name of a recipe", recipe, "give the `name` in the file, without a path")
     with answering_server() as server:
         from prefect import get_client
         from prefect.events import emit_event

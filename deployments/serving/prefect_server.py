@@ -37,6 +37,9 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
 
+#: Lines after the message of a database's error, by SQLAlchemy.
+FOOTNOTES = ("(Background on this error", "[SQL:", "[parameters:")
+
 #: Prefect's setting for its own temporary server, which records runs but neither schedules nor cancels any.
 ONLY_RECORDING = {"PREFECT__SERVER_EPHEMERAL": "1"}
 
@@ -98,7 +101,8 @@ class Server:
             return "it does not answer"
         self.output.seek(0)
         lines = self.output.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+        said = [line.strip() for line in lines if line.strip() and not line.startswith(FOOTNOTES)]
+        return said[-1] if said else "no output"
 
 
 @contextmanager
@@ -163,6 +167,8 @@ def server_of_one_run() -> Iterator[Server | None]:
     """
     configured = PREFECT_API_URL.value()
     if configured or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        if configured:
+            _check_answer(configured)
         with _server_errors(configured or "PREFECT_API_URL"):
             yield None
         return
@@ -179,12 +185,32 @@ def server_of_one_run() -> Iterator[Server | None]:
 
 @contextmanager
 def _server_errors(api: str) -> Iterator[None]:
-    """Convert transport errors, which Prefect raises after its retries, to `ServerGone`."""
+    """Convert transport errors and refusals, which Prefect raises after its retries, to `ServerGone`."""
     try:
         yield
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.HTTPStatusError) as error:
         what = f"the Prefect server stopped answering ({error or type(error).__name__})"
         raise ServerGone(what, api, "finished stages and shards are kept, run again") from error
+
+
+def _check_answer(api: str) -> None:
+    """Raise an InputError if the configured server does not answer, or refuses."""
+    from prefect import get_client
+
+    _check_address(api)
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"no Prefect server answers ({problem})", api, "start it, or unset PREFECT_API_URL")
+
+
+def _check_address(api: str) -> None:
+    try:
+        httpx.URL(api)
+        _ = urlsplit(api).port
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InputError(f"not an address ({error})", api, "correct PREFECT_API_URL, or unset it") from error
 
 
 def _start(
@@ -222,6 +248,7 @@ def _in_use(server: Server) -> Iterator[None]:
 
 def _configured_api(port: int | None = None) -> str:
     configured = None if port else PREFECT_API_URL.value()
+    _check_address(configured or "")
     return configured.rstrip("/") if configured else f"http://{LOOPBACK}:{port or DEFAULT_PORT}/api"
 
 

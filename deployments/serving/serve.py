@@ -22,6 +22,7 @@ import psutil
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.recipe_files import FOLDER, recipe_names
 from gradmm.deployments.serving.credentials import require_prefect_aws, use_aws_credentials
+from gradmm.deployments.serving.local_run import HEARTBEAT_SECONDS
 from gradmm.deployments.serving.prefect_server import Server, running_server
 from gradmm.deployments.serving.recipe_deployment import (
     DATASET_CHANGED,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 #: Longer than it takes to notice that the server has ended.
 LOST_SECONDS = 5
 
-#: Interval of the runs' heartbeats, and the time without one after which a run counts as dead.
-HEARTBEAT_SECONDS, DEAD_AFTER_SECONDS = 30, 100
+#: The time without a heartbeat after which a run counts as dead.
+DEAD_AFTER_SECONDS = 100
 
 CRASH_AUTOMATION = "gradmm: crash runs whose process died"
 
@@ -92,6 +93,8 @@ def serve(
             Root(path=root).prepare()
         # It tells of a lost connection by a traceback.
         logging.getLogger("prefect.FlowRunCancellingObserver").setLevel(logging.ERROR)
+        if server.process is None:
+            refuse_served(recipes, server)
         runner = Runner(name="gradmm", query_seconds=2, limit=limit)
         ids: list[UUID] = [runner.add_deployment(each) for each in deployments]  # pyright: ignore
         keep_crash_automation()
@@ -118,14 +121,18 @@ def recipes_to_serve(
     files = sorted(file for file in folder.glob("*.y*ml") if file.is_file()) if folder else []
     if folder and not files:
         raise InputError("has no recipe (.yaml)", f"recipes {folder}", "give a folder of recipes")
-    from_folder: dict[str, Recipe] = {}
+    named = _by_name(names or recipe_names(), load)
+    return named | _by_name([str(file) for file in files], load)
+
+
+def _by_name(files: Iterable[str], load: Callable[[str], Recipe]) -> dict[str, Recipe]:
+    recipes: dict[str, Recipe] = {}
     for file in files:
-        recipe = load(str(file))
-        if recipe.name in from_folder:
-            raise InputError(f"another recipe is named {recipe.name!r}", str(file), "change its `name`")
-        from_folder[recipe.name] = recipe
-    named = [load(name) for name in names or recipe_names()]
-    return {recipe.name: recipe for recipe in named} | from_folder
+        recipe = load(file)
+        if recipe.name in recipes:
+            raise InputError(f"another recipe is named {recipe.name!r}", file, "change its `name`")
+        recipes[recipe.name] = recipe
+    return recipes
 
 
 def to_deployment(recipe: Recipe, root: Location, cron: str | None = None) -> RunnerDeployment:
@@ -154,6 +161,30 @@ def to_deployment(recipe: Recipe, root: Location, cron: str | None = None) -> Ru
         # The installed name: runs find it from any folder.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+
+
+def refuse_served(names: Iterable[str], server: Server) -> None:
+    """Refuse recipes whose deployments another `gradmm serve` has: it would run them into its root or this one's.
+
+    Raises:
+        InputError: with the other's root.
+    """
+    from prefect import get_client
+    from prefect.client.schemas.objects import DeploymentStatus
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        for name in names:
+            try:
+                deployment = client.read_deployment_by_name(f"gradmm/{name}")
+            except ObjectNotFound:
+                continue
+            if deployment.status == DeploymentStatus.READY and not deployment.paused:
+                raise InputError(
+                    f"gradmm/{name} is served already, with the root {deployment.parameters.get('root')}",
+                    server.api,
+                    "stop that `gradmm serve` (one that was killed counts for a minute), or rename the recipe",
+                )
 
 
 def keep_crash_automation() -> None:

@@ -10,11 +10,13 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+from urllib.parse import urlsplit
 
 from prefect import Task, get_client
 from prefect.client.schemas.objects import State
@@ -33,6 +35,9 @@ logger = logging.getLogger("gradmm.flow")
 #: Rounds of submission, after which shards whose workers died are given up.
 MAX_ATTEMPTS = 5
 
+#: How long a cluster may take to accept a connection.
+CONNECT_SECONDS = 10
+
 #: Python's resource tracker, a process that gets these options when it starts, removes the semaphores of a stopped
 #: run, and would warn of them in the terminal.
 QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
@@ -48,7 +53,7 @@ def run_shards(
     Must be closed by a caller that stops early: closing terminates the workers.
 
     Raises:
-        RuntimeError: if shards are lost with their workers `MAX_ATTEMPTS` times.
+        InputError: if shards are lost with their workers `MAX_ATTEMPTS` times.
     """
     if settings.runner == "in-process":
         for number, arguments in enumerate(calls):
@@ -82,7 +87,11 @@ def run_shards(
         if not pending:
             return
         logger.warning("%s: running %d shards again, lost with their workers", stage.name, len(pending))
-    raise RuntimeError(f"{stage.name}: {len(pending)} shards were lost with their workers {MAX_ATTEMPTS} times")
+    raise InputError(
+        f"{len(pending)} shards were lost with their workers {MAX_ATTEMPTS} times",
+        stage.name,
+        "use fewer workers or smaller batches, if memory ran out (`gradmm check` shows what is needed)",
+    )
 
 
 def _with_threads(context: RunContext, threads: int) -> RunContext:
@@ -121,6 +130,25 @@ def task_runner(settings: ExecutionSettings) -> TaskRunner[Any]:
             f"execution.runner={settings.runner}",
             f"pip install 'gradmm[{settings.runner}]'",
         ) from error
+
+
+def check_cluster(settings: ExecutionSettings) -> None:
+    """Check that the runner's package is installed, and that something listens at the cluster's address.
+
+    Raises:
+        InputError: if not.
+    """
+    if settings.runner not in ("ray", "dask"):
+        return
+    task_runner(settings)
+    if settings.address is None or settings.address == "auto":
+        return
+    try:
+        address = urlsplit(settings.address if "://" in settings.address else f"tcp://{settings.address}")
+        socket.create_connection((address.hostname or "", address.port or 0), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        problem = f"no cluster answers at {settings.address} ({error})"
+        raise InputError(problem, "execution.address", "start the cluster, or correct the address") from error
 
 
 def _begin_worker(assigned: Any) -> None:

@@ -147,12 +147,17 @@ class StageRuns:
         task = self._configured(stage, merge)
         there, missing = [], []
         may_be_there = execution.runner != "in-process" and not task.refresh_cache
-        for number, call_inputs in enumerate(inputs):
-            (there if may_be_there and self.found(stage, **call_inputs) else missing).append(number)
+        for number, call in enumerate(calls):
+            (there if may_be_there and self._is_cached(stage, call["context"].key) else missing).append(number)
         for numbers, settings in ((there, ExecutionSettings()), (missing, execution)):
             with closing(run_shards(task, [calls[number] for number in numbers], settings)) as states:
                 for index, state in states:
                     yield numbers[index], self._result(stage, calls[numbers[index]], state)
+
+    def _is_cached(self, stage: Task[..., StageArtifact], key: str) -> bool:
+        """Return whether both the Parquet and Prefect's record of it are there: without this, it is made again."""
+        root = self.context.root
+        return root.find_stage(stage.name, key) is not None and (root.results / stage.name / key).exists()
 
     def _run_stage(self, stage: Task[..., StageArtifact], inputs: Mapping[str, Any]) -> _Result:
         arguments = self._arguments(stage, inputs)
@@ -190,7 +195,25 @@ class StageRuns:
         if (artifact.stage, artifact.path.stem) != (stage.name, key):
             file = self.context.root.results / stage.name / key
             raise InputError("it is the record of another result", str(file), "delete it, then run again")
+        if artifact.path != self.context.root.stage_file(stage.name, key):
+            artifact = self._copied(artifact, key)
         return _Result(artifact, cached=state.name == "Cached")
+
+    def _copied(self, artifact: StageArtifact, key: str) -> StageArtifact:
+        """Return this root's copy of a result, where Prefect's records were copied from another root.
+
+        Raises:
+            InputError: if this root has none.
+        """
+        root = self.context.root
+        own = root.find_stage(artifact.stage, key)
+        if own is None or own.sha256 != artifact.sha256:
+            file, fix = (
+                root.results / artifact.stage / key,
+                f"delete {root.results}, or copy the folder stages too",
+            )
+            raise InputError(f"it is the record of another root's {artifact.path}", str(file), fix)
+        return own
 
     def _record(self, result: _Result, started: float, peak: PeakMemory | None = None) -> None:
         """Log a finished stage, append its record and show it in the UI. A cached result has no peak memory."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import select
 import socket
 import sqlite3
@@ -12,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -21,7 +25,13 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE, temporary_settings
 
+from gradmm.config.loading import load_recipe
+from gradmm.deployments.recipe_files import find_recipe
+from gradmm.deployments.serving.local_run import configure_prefect
+from gradmm.deployments.serving.notify import notify
 from gradmm.deployments.serving.prefect_server import Server, server_of_one_run
+from gradmm.deployments.serving.serve import DEAD_AFTER_SECONDS, recipes_to_serve
+from gradmm.errors import InputError
 from gradmm.flows.runtime.stopping import STOPPED
 from gradmm.lm.model_reference import ModelReference
 from tests.conftest import prefect_home
@@ -44,6 +54,58 @@ def test_none_is_started_where_one_is_configured_or_none_is_wanted() -> None:
     without = temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False})
     with without, server_of_one_run() as server:
         assert server is None
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("api", ["http://127.0.0.1:9/api", "http://127.0.0.1:abc/api", "refusing"])
+def test_a_server_that_does_not_answer_or_refuses_is_told_before_the_run(
+    api: str, request: pytest.FixtureRequest
+) -> None:
+    api = request.getfixturevalue(api) if api == "refusing" else api
+    said = "not an address" if "abc" in api else "no Prefect server answers"
+    with (
+        temporary_settings({PREFECT_API_URL: api}),
+        pytest.raises(InputError, match=rf"{re.escape(api)}: {said} \("),
+        server_of_one_run(),
+    ):
+        pytest.fail("it ran")
+
+
+def test_the_reason_of_a_server_that_does_not_start_is_no_footnote() -> None:
+    said = (
+        "sqlite3.OperationalError: database or disk is full\n[SQL: INSERT]\n(Background on this error at: ...)\n\n"
+    )
+    server = Server("http://127.0.0.1:9/api", output=io.BytesIO(said.encode()))
+    assert server._last_words() == "sqlite3.OperationalError: disk is full"
+
+
+def test_runs_have_a_heartbeat_before_the_automation_takes_them_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", raising=False)
+    configure_prefect(verbose=False)
+    assert int(os.environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) <= DEAD_AFTER_SECONDS / 3
+
+
+def test_recipes_of_one_name_and_paths_in_the_place_of_a_name_are_refused(tmp_path: Path) -> None:
+    recipe = load_recipe(find_recipe("demo"))
+    with pytest.raises(InputError, match="another recipe is named 'demo'"):
+        recipes_to_serve(["a.yaml", "b.yaml"], None, lambda _: recipe)
+    with pytest.raises(InputError, match="not the name of a recipe"):
+        notify("some/a.yaml")
 
 
 @pytest.mark.slow

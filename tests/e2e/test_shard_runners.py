@@ -74,6 +74,14 @@ def test_a_runner_that_is_not_installed_is_told_in_one_line(runner: str, monkeyp
         shard_runners.task_runner(ExecutionSettings.model_validate({"runner": runner}))
 
 
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense", "tcp://127.0.0.1:port"])
+@pytest.mark.parametrize("runner", ["ray", "dask"])
+def test_a_cluster_that_does_not_answer_is_told_in_one_line(runner: str, address: str) -> None:
+    settings = ExecutionSettings.model_validate({"runner": runner, "address": address})
+    with pytest.raises(InputError, match=rf"execution\.address: no cluster answers at {address} \("):
+        shard_runners.check_cluster(settings)
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [

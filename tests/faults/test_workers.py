@@ -77,7 +77,7 @@ def test_a_shard_that_kills_every_worker_is_given_up(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shard_runners, "MAX_ATTEMPTS", 2)
     configured: Any = deadly.with_options(result_storage=tmp_path / "results")
     settings = ExecutionSettings(runner="processes", workers=1)
-    with pytest.raises(RuntimeError, match="1 shards were lost with their workers 2 times"):
+    with pytest.raises(InputError, match="1 shards were lost with their workers 2 times"):
         list(run_shards(configured, [{"context": context_in(tmp_path), "number": 0}], settings))
     assert len(list((tmp_path / "0").iterdir())) == 2
 

@@ -71,6 +71,39 @@ def root(first_root: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path) -
     return first_root
 
 
+def test_a_part_of_a_block_is_valid_with_the_rest_that_its_deployment_has(
+    tiny_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed = tiny_recipe(target_gradient={"space": "public-subspace", "token_share": 0}).model_dump(mode="json")
+
+    def merged(blocks: dict[str, Any]) -> dict[str, Any]:
+        assert blocks["target_gradient"] == {"probe_share": 0.2}  # by itself beyond the default token_share's rest
+        return deployed | {"target_gradient": deployed["target_gradient"] | blocks["target_gradient"]}
+
+    def stopped(recipe: Recipe, root: Path, force: tuple[str, ...]) -> None:
+        assert (recipe.target_gradient.probe_share, root, force) == (0.2, Path("some/root"), ("generation",))
+        raise KeyError("stopped here")
+
+    monkeypatch.setattr("gradmm.flows.distil.over_deployment", merged)
+    monkeypatch.setattr("gradmm.flows.distil.run_recipe", stopped)
+    parameters = {name: deployed[name] for name in ("name", "data", "classes", "model")}
+    with pytest.raises(KeyError, match="stopped here"):
+        distil(**parameters, target_gradient={"probe_share": 0.2}, root="some/root", force=["generation"])
+
+
+def test_a_copy_of_a_root_uses_its_own_files(
+    root: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    record = run(tiny_recipe(), copy)
+    assert not ran(record)
+    assert all(Path(stage.path).is_relative_to(copy) for stage in record.stages)
+    shutil.rmtree(copy / "stages")
+    with pytest.raises(InputError, match="it is the record of another root's"):
+        run(tiny_recipe(), copy)
+
+
 def test_a_run_makes_all_stages_and_a_second_one_only_reads_them(
     root: Path, tiny_recipe: Callable[..., Recipe]
 ) -> None:

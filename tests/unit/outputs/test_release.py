@@ -383,7 +383,7 @@ def test_card_gives_every_term_of_the_guarantee(
         ("unit of privacy", "one record"),
         ("adjacency", "add-or-remove"),
         ("epsilon", "0.05"),
-        ("delta", rounded_up(promise.delta, 4)),
+        ("delta", rounded_up(promise.delta or 0.0, 4)),
         ("sensitivity", "1"),
         ("noise standard deviation sigma, per coordinate", f"{promise.sigma:.6g}"),
         ("clipping norm C", "1"),
