@@ -88,4 +88,6 @@ class FullGradientMatching:
             self._free_text.response_ids[0],
             create_graph=torch.is_grad_enabled(),
         )
-        return 1 - F.cosine_similarity(gradient, self._target, dim=0)
+        # In bfloat16 the sums over all parameters, and the loss, would have three digits.
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        return 1 - F.cosine_similarity(gradient.to(wide), self._target.to(wide), dim=0)

@@ -245,6 +245,8 @@ def _sum_full(
     clipped = 0
     for row in tqdm(rows.tolist(), desc=f"target gradient, label {label}", unit="text", disable=None, leave=False):
         gradient = example_gradient(language_model, template, texts[row], label)
+        # A sum in bfloat16 stops growing after some hundred records.
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         norm = float(gradient.norm())
         scaled = gradient * min(1.0, clipping_norm / max(norm, torch.finfo(gradient.dtype).tiny))
         total = scaled if not len(total) else total + scaled

@@ -98,7 +98,7 @@ def test_a_copy_of_a_root_uses_its_own_files(
     shutil.copytree(root, copy)
     record = run(tiny_recipe(), copy)
     assert not ran(record)
-    assert all(Path(stage.path).is_relative_to(copy) for stage in record.stages)
+    assert all(str(stage.path).startswith(str(copy)) for stage in record.stages)
     shutil.rmtree(copy / "stages")
     with pytest.raises(InputError, match="it is the record of another root's"):
         run(tiny_recipe(), copy)

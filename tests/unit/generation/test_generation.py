@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -132,8 +134,12 @@ def test_searched_texts_keep_their_tokens_and_losses_when_released(
     assert sum(history[-1] < history[0] for history in histories) > len(histories) / 2
 
 
-def test_full_gradient_matching_generates_too(phi: LanguageModel, template: TokenisedTemplate) -> None:
-    made = texts(phi, template, Shard(0, 0, 0, 2), matching="full-gradient", method="admm")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_full_gradient_matching_generates_too(
+    phi: LanguageModel, template: TokenisedTemplate, dtype: torch.dtype
+) -> None:
+    model = LanguageModel(deepcopy(phi.model).to(dtype), phi.tokenizer)
+    made = texts(model, template, Shard(0, 0, 0, 2), matching="full-gradient", method="admm")
     assert made["text"].str.len().min() > 0
     assert made["matching_loss"].between(0, 2).all()
 

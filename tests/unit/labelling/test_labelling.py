@@ -64,8 +64,15 @@ def test_copies_are_in_proportion_to_the_probabilities(probabilities: np.ndarray
 def test_probabilities_that_are_multiples_of_a_copy_are_kept_exactly() -> None:
     tenths = np.array([[0.3, 0.7, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0]])
     assert label_counts(tenths, COPIES).tolist() == [[3, 7, 0], [1, 2, 7], [10, 0, 0]]
-    assert label_counts(np.array([[0.25, 0.25, 0.5]]), 3).tolist() == [[1, 1, 1]]
-    assert label_counts(np.array([[0.5, 0.5]]), 1).tolist() == [[1, 0]]
+
+
+def test_a_class_that_is_unlikely_everywhere_keeps_its_share_of_the_copies() -> None:
+    shares = np.array([0.35, 0.3, 0.13, 0.1, 0.085, 0.035])
+    logits = np.log(shares) + 0.5 * np.random.default_rng(0).normal(size=(2000, 6))
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for some in (probabilities, probabilities[::2], probabilities[500:1000]):
+        counts = label_counts(some)
+        np.testing.assert_allclose(counts.mean(axis=0) / COPIES, some.mean(axis=0), rtol=0.03)
 
 
 @pytest.mark.parametrize("row", [[0.5, 0.6, 0.0], [1.2, -0.2, 0.0], [float("nan"), 0.5, 0.5], [0.1, 0.1, 0.1]])

@@ -11,6 +11,7 @@ import torch
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
+from gradmm.gradients.full_gradient import example_gradient
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, make_batch
@@ -229,6 +230,17 @@ def test_full_gradient_target_is_one_flat_vector_and_survives_its_table(
     assert size == sum(p.numel() for p in phi.model.parameters()) - embeddings
     back = matrix_of(to_table(target.values), 1)
     assert torch.allclose(back.flatten()[:size].double(), target.values[1], atol=1e-6)
+
+
+def test_full_gradients_in_bfloat16_are_summed_in_float32(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    half = LanguageModel(deepcopy(phi.model).to(torch.bfloat16), phi.tokenizer)
+    many = DATA.take([0] * 400 + list(range(1, len(DATA))))
+    settings = TargetGradientSettings(matching="full-gradient")
+    label = many.labels[0]
+    total, once = (target_sums(half, template, data, settings, 1.0, None).values[label] for data in (many, DATA))
+    expected = 399 * example_gradient(half, template, half.encode(DATA.texts[0]), label).double()
+    expected = once.double() + expected * min(1.0, 1 / float(expected.norm() / 399))
+    assert float((total.double() - expected).norm() / expected.norm()) < 1e-3
 
 
 def test_table_keeps_every_class_and_row_in_place() -> None:
