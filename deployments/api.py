@@ -76,6 +76,10 @@ def distil(
 
     The root's caches and ledger are those of the command: a release is charged once, whoever repeats the call.
 
+    The names of the classes, the number of rows (to two digits), the typical length of a text (coarsely) and
+    whether letters outside ASCII are common are read off the data, as by `gradmm init`. They stand in the release,
+    and its guarantee takes them for public. What must not be known is set by `settings`, before the first call.
+
     Args:
         data: A frame or data set, or the path of a file or folder that `gradmm init` reads. A frame is written to
             `<root>/frames`, where only you can read it.

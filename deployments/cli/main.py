@@ -239,7 +239,7 @@ def audit(
     contamination: bool = False,
     root: Root = DEFAULT_ROOT,
 ) -> int:
-    """Audit a recipe's noise mechanism with canaries. Reads no data.
+    """Audit a recipe's noise mechanism with canaries, without data; or the public model (--contamination).
 
     Args:
         contamination: Instead, compare train rows with test rows by the public model's own loss: it may have seen

@@ -74,7 +74,7 @@ def compare(
     """Compare a recipe's texts with baselines, at several sizes.
 
     Args:
-        sizes: Texts in all. Default: 5 10 20 50 100.
+        sizes: Texts in all. Default: those of 5 10 20 50 100 that the recipe can fill, and all of its texts.
         arms: Baselines; with --epsilon also rivals:
             private-evolution, private-evolution-10, epsvec, epsvec-2, dp-few-shot, dp-adapters.
             Default: all baselines.

@@ -193,7 +193,7 @@ class Recipe(Settings):
         if self.privacy.unsafe_noise_seed is not None:
             raise ValueError("privacy.sampler: 'discrete' does not accept a seed")
         if find_spec("opendp") is None:
-            raise ValueError("privacy.sampler: 'discrete' requires OpenDP; run `pip install opendp`")
+            raise ValueError("privacy.sampler: 'discrete' requires OpenDP; pip install 'gradmm[discrete]'")
         if self.privacy.calibration == "paper":
             raise ValueError("privacy.sampler: 'discrete' does not support calibration=paper")
 
