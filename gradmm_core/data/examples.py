@@ -42,10 +42,6 @@ class Examples:
         """Sample at most `max_rows` rows. Return all rows, in order, if there are no more."""
         return self.take(sample_rows(len(self), max_rows, seed))
 
-    def sample_classes(self, counts: Mapping[int, int], seed: int) -> Examples:
-        """Sample `counts[label]` rows of each label, or all of them if there are fewer."""
-        return self.take(sample_class_rows(self.labels, counts, seed))
-
 
 def sample_rows(rows: int, max_rows: int | None, seed: int) -> list[int]:
     """Sample at most `max_rows` of `rows` row numbers. Return all, in order, if there are no more."""

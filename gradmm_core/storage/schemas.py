@@ -223,7 +223,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "ablate": pa.schema(
         [*_ARM, *_READING, *_LEAD, ("matching_loss", pa.float64()), ("token_passes", pa.float64())]
     ),
-    # `generation_seconds` is in the study's record: a time would change the table's digest.
+    # `making_seconds` is in the study's record: a time would change the table's digest.
     "scale": pa.schema([*_ARM, *_LEAD, ("method", pa.string()), ("token_passes", pa.float64())]),
     "epsilon": pa.schema([*_ARM, *_READING, *_LEAD, ("epsilon", pa.float64()), ("target_cosine", pa.float64())]),
     "distribution": pa.schema(

@@ -18,7 +18,7 @@ import torch
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
-from gradmm.data.examples import Examples, HeldOut
+from gradmm.data.examples import Examples, HeldOut, sample_class_rows
 from gradmm.data.splits import load_splits
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluate_arm
@@ -260,7 +260,7 @@ def test_fine_tunings_are_those_of_a_plain_loop_and_each_is_cached_by_itself(
     )
     for arm, draw in (
         ("synthetic", lambda _: synthetic),
-        ("real", lambda seed: train.sample_classes(counts, seed)),
+        ("real", lambda seed: train.take(sample_class_rows(train.labels, counts, seed))),
     ):
         rows = frame[frame["arm"] == arm]
         rate, steps = chosen_schedule(rows)
