@@ -7,6 +7,7 @@ fails, reads again and decides again. So no line is lost, and each line depends 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,6 +23,9 @@ from upath import UPath
 
 from gradmm.errors import InputError
 from gradmm.storage.location import create, objects_in, storage_errors
+
+#: Errors of a place where no lock can be made, but files may be read.
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 #: How long to wait for other runs that release from the same data.
 LOCK_SECONDS = 600.0
@@ -64,8 +68,13 @@ class LinesOfFile:
         """Read all lines, without their newlines."""
         if not self.file.exists():
             return []  # do not create files by reading
-        with self.lock():
-            return self._complete_lines()[0]
+        try:
+            with self.lock():
+                return self._complete_lines()[0]
+        except InputError as error:
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY):
+                raise
+            return self._complete_lines()[0]  # without a line that somebody is writing
 
     def append(self, line: bytes, after: int) -> bool:
         """Append a line after the `after` lines that were read; return only once it is on disk. Needs the lock."""

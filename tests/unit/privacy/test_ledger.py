@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -252,6 +253,18 @@ def test_a_copy_that_is_counted_while_the_original_is_released_waits_for_it(
             assert not copy.entries()
         waits.result()
     assert [len(ledger.all_entries()) for ledger in (original, copy)] == [2, 2]
+
+
+def test_a_ledger_where_nothing_can_be_written_is_read(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    released(ledger)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("gradmm.privacy.ledger_store.FileLock.acquire", read_only)
+    assert [entry.sha256 for entry in ledger.entries()] == [DIGEST]
+    with pytest.raises(InputError, match="cannot be written"):
+        released(ledger)
 
 
 def test_an_unfinished_release_is_charged(ledger: Ledger) -> None:
