@@ -241,7 +241,10 @@ def test_the_form_of_a_run_is_filled_in(prefect_server: Served) -> None:
     assert deployment.parameters["root"] == str(prefect_server.root)
     assert deployment.parameter_openapi_schema is not None
     described = deployment.parameter_openapi_schema["definitions"]["PrivacySettings"]["properties"]
-    assert described["declared_records"]["description"] == "Publicly declared size of the data set."
+    assert (
+        described["declared_records"]["description"]
+        == "Declared number of records to train on. Public; need not be exact."
+    )
     assert deployment.global_concurrency_limit is not None
     assert deployment.global_concurrency_limit.limit == 1
     assert deployment.version

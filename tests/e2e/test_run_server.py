@@ -91,7 +91,7 @@ def test_the_reason_of_a_server_that_does_not_start_is_no_footnote() -> None:
         "sqlite3.OperationalError: database or disk is full\n[SQL: INSERT]\n(Background on this error at: ...)\n\n"
     )
     server = Server("http://127.0.0.1:9/api", output=io.BytesIO(said.encode()))
-    assert server._last_words() == "sqlite3.OperationalError: disk is full"
+    assert server._last_words() == "sqlite3.OperationalError: database or disk is full"
 
 
 def test_runs_have_a_heartbeat_before_the_automation_takes_them_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
