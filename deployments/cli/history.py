@@ -19,11 +19,9 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.terminal import print_json, print_table
 from gradmm.errors import InputError, printable
 from gradmm.outputs.formatting import duration, leaves
-from gradmm.privacy.ledger import Ledger
 from gradmm.storage.location import Location, location, reach, read_bytes
 
 #: In place of a value that one of two runs lacks.
@@ -123,6 +121,10 @@ def check_count(run: PastRun) -> None:
     Raises:
         InputError: if there are more, which its composed epsilon leaves out.
     """
+    # Imported here: lists of runs need neither.
+    from gradmm.config.recipe import Recipe
+    from gradmm.privacy.ledger import Ledger
+
     try:
         ledger = Ledger.of(run.folder.parent.parent, Recipe.model_validate(run.recipe).ledger)
     except ValidationError:  # of another version, whose ledger may have another name
