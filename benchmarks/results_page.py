@@ -45,6 +45,7 @@ RIVAL_STUDIES = (
     "imdb-rivals-epsilon-0.05",
 )
 STUDIES = (
+    "largest-class",
     "emotions-epsvec",
     *RIVAL_STUDIES,
     "emotions-random",
@@ -107,10 +108,7 @@ def measured() -> pd.DataFrame:
     older = pd.read_csv(DATA / "written.csv", dtype={"epsilon": str}).fillna({"epsilon": ""})
     older = older.replace({"arm": {"random": "real-100"}})  # 100 of them
     files = [DATA / f"{name}.csv" for name in STUDIES]
-    largest = pd.DataFrame(LARGEST_CLASS.items(), columns=["set", "accuracy"]).assign(
-        arm="largest class", epsilon=""
-    )
-    parts = [older, largest, *(_by_epsilon(pd.read_csv(file)) for file in files if file.exists())]
+    parts = [older, *(_by_epsilon(pd.read_csv(file)) for file in files if file.exists())]
     keys = ["set", "arm", "epsilon"]
     best = [part.sort_values("accuracy").drop_duplicates(keys, keep="last") for part in parts]
     return pd.concat(best, ignore_index=True).drop_duplicates(keys, keep="last")
@@ -131,15 +129,6 @@ RIVALS = {
     "epsvec-2": "EPSVec, twice the strength",
     "dp-few-shot": "DP few-shot",
     "dp-adapters": "DP adapters",
-}
-
-#: Shares of the largest class among the test rows.
-LARGEST_CLASS = {
-    "sst2": 0.509,
-    "rotten_tomatoes": 0.5,
-    "tweet_emotions": 0.561,
-    "tweet_emotions_six": 0.352,
-    "imdb": 0.52,
 }
 
 #: Rows of the table: title, arm and epsilon.

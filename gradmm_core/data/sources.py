@@ -48,7 +48,7 @@ def sources_of(settings: DataSettings, split: str, names: str | None = None) -> 
     """Find the tables of a split.
 
     Args:
-        names: a column that is text even where a CSV has nothing but digits in it: "007" is not "7".
+        names: column to read from a CSV as text even if it contains only digits, so that "007" stays "007".
 
     Raises:
         InputError: if there are none. So does reading one, if it cannot be read.
