@@ -248,7 +248,8 @@ def _in_use(server: Server) -> Iterator[None]:
 
 def _configured_api(port: int | None = None) -> str:
     configured = None if port else PREFECT_API_URL.value()
-    _check_address(configured or "")
+    if configured:
+        _check_address(configured)
     return configured.rstrip("/") if configured else f"http://{LOOPBACK}:{port or DEFAULT_PORT}/api"
 
 
