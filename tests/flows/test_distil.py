@@ -18,12 +18,14 @@ import torch
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
+from gradmm.config.settings import ExecutionSettings
 from gradmm.data.examples import Examples, HeldOut, sample_class_rows
 from gradmm.data.splits import load_splits
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, chosen_schedule, evaluate_arm
 from gradmm.flows.contamination import contamination
 from gradmm.flows.distil import distil
+from gradmm.flows.runtime.shard_runners import run_shards
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.labelling.labelling import probability_matrix
 from gradmm.lm import language_model
@@ -102,6 +104,21 @@ def test_a_copy_of_a_root_uses_its_own_files(
     shutil.rmtree(copy / "stages")
     with pytest.raises(InputError, match="it is the record of another root's"):
         run(tiny_recipe(), copy)
+
+
+def test_shards_that_prefect_has_no_record_of_are_made_by_the_runner(
+    root: Path, tiny_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(root / "results")
+    runners = []
+
+    def here(stage: Any, calls: Sequence[Any], settings: ExecutionSettings) -> Any:
+        runners.extend([settings.runner] * len(calls))
+        return run_shards(stage, calls, ExecutionSettings())
+
+    monkeypatch.setattr("gradmm.flows.runtime.stage_runs.run_shards", here)
+    run(tiny_recipe(execution={"runner": "processes", "workers": 2}), root)
+    assert set(runners) == {"processes"}
 
 
 def test_a_run_makes_all_stages_and_a_second_one_only_reads_them(

@@ -612,6 +612,10 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
             {"privacy": {"epsilon": 4.0, "delta": 1e-9, "declared_records": 10**8}},
             r"sums of 100,000,000 records are rounded too much; set at most 2, or privacy\.sampler=discrete",
         ),
+        (
+            {"privacy": {"epsilon": 4.0, "delta": 1e-9, "declared_records": 10**7, "unit_column": "person"}},
+            r"sums of 10,000,000 records are rounded too much; set at most 2, or privacy\.sampler=discrete",
+        ),
         ({}, r"target_\w+: takes .* GiB of memory .*, but only 0.0 GiB are available"),
     ],
 )
