@@ -49,7 +49,7 @@ def main() -> None:
 def plain_finetuning(finetuning: Finetuning, examples: Examples) -> None:
     """Train as `Finetuning` does: the loss of the response, Adam, linear decay."""
     model = AutoModelForCausalLM.from_pretrained(finetuning.reference.name, dtype=torch.float32)
-    model.to(finetuning.device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
+    model.to(finetuning.placement)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
     optimizer = torch.optim.Adam(model.parameters(), lr=SCHEDULE.learning_rate)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=STEPS)
     tail = [*finetuning.template.suffix, *finetuning.template.responses[LABEL]]
@@ -57,8 +57,8 @@ def plain_finetuning(finetuning: Finetuning, examples: Examples) -> None:
     for rows in epoch_batches(len(examples), finetuning.settings.batch_size, STEPS, seed=0):
         ids = [torch.tensor([*examples.texts[row], *tail]) for row in rows]
         labels = [torch.cat((torch.full((len(row) - answered,), -100), row[-answered:])) for row in ids]
-        padded = pad_sequence(ids, batch_first=True).to(finetuning.device)
-        wanted = pad_sequence(labels, batch_first=True, padding_value=-100).to(finetuning.device)
+        padded = pad_sequence(ids, batch_first=True).to(finetuning.placement)
+        wanted = pad_sequence(labels, batch_first=True, padding_value=-100).to(finetuning.placement)
         logits = model(input_ids=padded, use_cache=False).logits
         nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), wanted[:, 1:].flatten()).backward()
         optimizer.step()

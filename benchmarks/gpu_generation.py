@@ -35,10 +35,10 @@ from gradmm.config.settings import (
 )
 from gradmm.demo.grammar import public_documents
 from gradmm.demo.material import END, train_tokenizer
+from gradmm.evaluation.peak_memory import peak_memory
 from gradmm.generation.generation import write
 from gradmm.generation.shards import Shard
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.memory import peak_memory
 from gradmm.lm.token_passes import ComputeMeter
 
 #: On a GPU, Phi-1.5 and the paper's schedule; on a CPU, a minute of work.

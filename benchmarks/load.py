@@ -32,7 +32,7 @@ import psutil
 import yaml
 
 from gradmm.demo.grammar import private_rows
-from gradmm.lm.memory import peak_memory
+from gradmm.evaluation.peak_memory import peak_memory
 
 MIB = 2**20
 HELD_OUT = {"validation": 1000, "test": 1000}  # rows

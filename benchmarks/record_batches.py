@@ -21,7 +21,8 @@ from benchmarks.timing import report
 from gradmm.config.settings import DataSettings, ModelSettings, TargetGradientSettings
 from gradmm.data.splits import load_splits
 from gradmm.gradients.head_gradient import head_gradients
-from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import (

@@ -30,7 +30,8 @@ from benchmarks.load import MIB, SENTENCES, recipe_values, run_here, write_data
 from gradmm import load_recipe
 from gradmm.demo.grammar import private_rows
 from gradmm.evaluation.memory_plan import linear_layers, memory_plan
-from gradmm.lm.language_model import LanguageModel, forget_large_model, load_language_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import forget_large_model, load_language_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template
 

@@ -34,8 +34,8 @@ from benchmarks.whole_generation import generation
 from benchmarks.workload import INSTRUCTION, DType, Workload
 from gradmm.config.settings import AdmmSettings, GenerationSettings, ModelSettings, TargetGradientSettings
 from gradmm.data.splits import LabelledTexts
-from gradmm.lm.language_model import load_language_model
-from gradmm.lm.memory import peak_memory
+from gradmm.evaluation.peak_memory import peak_memory
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template

@@ -15,7 +15,8 @@ from benchmarks.published import Published
 from benchmarks.timing import Way
 from gradmm.config.settings import ModelSettings
 from gradmm.generation.objectives import HeadMatching
-from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template

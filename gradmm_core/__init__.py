@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gradmm.deployments.recipe_files import find_recipe
     from gradmm.errors import InputError
     from gradmm.in_memory import Target, TextAudit, audit, filter_texts, generate, label, target_gradient
-    from gradmm.lm.language_model import load_language_model
+    from gradmm.lm.loading import load_language_model
     from gradmm.outputs.record import RunRecord
     from gradmm.privacy.guarantee import Guarantee
     from gradmm.privacy.ledger import Ledger
@@ -93,7 +93,7 @@ _MODULES = {
     "find_recipe": "gradmm.deployments.recipe_files",
     "generate": "gradmm.in_memory",
     "label": "gradmm.in_memory",
-    "load_language_model": "gradmm.lm.language_model",
+    "load_language_model": "gradmm.lm.loading",
     "load_recipe": "gradmm.config.loading",
     "load_splits": "gradmm.data.splits",
     "release_plan": "gradmm.privacy.release_plan",

@@ -452,7 +452,7 @@ def audit(
     finetuning = Finetuning(
         language_model.reference,
         language_model.tokenizer,
-        language_model.device,
+        language_model.placement,
         _template(language_model, recipe),
         recipe.finetune_eval,
     )

@@ -23,12 +23,12 @@ def contamination(
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.audits.contamination import contamination as compare
     from gradmm.evaluation.trainable import trainable_model
-    from gradmm.lm.language_model import LARGE_MODEL, load_language_model
+    from gradmm.lm.loading import LARGE_MODEL, load_language_model
 
     language_model = load_language_model(model, context.device)
 
     def copy() -> LanguageModel:
-        return trainable_model(model, language_model.tokenizer, language_model.device, None, 0)
+        return trainable_model(model, language_model.tokenizer, language_model.placement, None, 0)
 
     of_train, of_test = (read_split(context, split).texts for split in (train, test))
     found = compare(

@@ -83,11 +83,11 @@ def finetuning_of(
 ) -> Finetuning:
     """Prepare the fine-tuning of one model on the run's device."""
     from gradmm.evaluation.finetune_eval import Finetuning
-    from gradmm.lm.language_model import forget_large_model
+    from gradmm.lm.loading import forget_large_model
 
     language_model, template = read_model(context, model, prompt_template)
     forget_large_model(language_model)
-    return Finetuning(model, language_model.tokenizer, language_model.device, template, settings)
+    return Finetuning(model, language_model.tokenizer, language_model.placement, template, settings)
 
 
 def tokenised(finetuning: Finetuning, context: RunContext, split: SplitReference) -> Examples:

@@ -17,11 +17,11 @@ from prefect.results import ResultStorage
 
 from gradmm.config.settings import ExecutionSettings
 from gradmm.errors import InputError
+from gradmm.evaluation.peak_memory import PeakMemory, peak_memory
 from gradmm.flows.runtime.result_storage import result_storage
 from gradmm.flows.runtime.shard_runners import run_shards
 from gradmm.flows.runtime.stopping import raise_if_interrupted
 from gradmm.flows.ui.artifacts import UiArtifacts
-from gradmm.lm.memory import PeakMemory, peak_memory
 from gradmm.outputs.record import NEVER_CACHED, StageRecord
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from gradmm.config.settings import (
+    DEVICE_MAPS,
     CategoryBalanceSettings,
     ClassSettings,
     DataSettings,
@@ -127,6 +128,8 @@ class Recipe(Settings):
             raise ValueError("data.train_split: is also the validation or test split")
         if self.target_gradient.matching == "full-gradient":
             self._check_full_gradient()
+        if self.model.device in DEVICE_MAPS:
+            self._check_spread()
         by_mean = self.target_gradient.centred and self.generation.matches == "mean"
         if self.generation.loss == "distance" and not by_mean:
             raise ValueError(
@@ -152,6 +155,17 @@ class Recipe(Settings):
             raise ValueError("generation.method: the full gradient is matched by admm only; set admm")
         if self.loss_selection.by != "text":
             raise ValueError("loss_selection.by: the full gradient has no closed form for sets; set text")
+
+    def _check_spread(self) -> None:
+        device = self.model.device
+        if self.execution.runner != "in-process":
+            raise ValueError(f"execution.runner: model.device={device} leaves no GPU to workers; set in-process")
+        if self.target_gradient.matching == "full-gradient":
+            raise ValueError(
+                f"target_gradient.matching: the full gradient needs one device, not {device}; set head"
+            )
+        if self.generation.compile_layers:
+            raise ValueError(f"generation.compile_layers: needs one device, not model.device={device}; set false")
 
     def _check_private(self) -> None:
         if self.privacy.delta is None and self.privacy.declared_records is None:

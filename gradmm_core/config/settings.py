@@ -125,6 +125,10 @@ class TemplateSettings(Settings):
     max_text_tokens: Count = Field(default=128, description="Longer texts are truncated.")
 
 
+#: Values of `model.device` that spread a model over several devices, by accelerate's names.
+DEVICE_MAPS = ("balanced", "balanced_low_0", "sequential")
+
+
 class ModelSettings(Settings):
     """The causal language model: a local folder or a hub id."""
 
@@ -135,7 +139,11 @@ class ModelSettings(Settings):
         description="'auto': bfloat16 for weights that are stored in half precision (bfloat16 or float16), else "
         "float32. Fine-tuning of all parameters is in float32 always.",
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0, ...")
+    device: str = Field(
+        default="auto",
+        description="auto, cpu, cuda, cuda:0, ...; or how to spread the layers over all GPUs and, when these are "
+        "full, over memory and disk: balanced, balanced_low_0 or sequential, as accelerate's device maps.",
+    )
     trust_remote_code: bool = Field(default=False, description="Run Python code from the model's repository.")
 
 

@@ -66,7 +66,7 @@ class Finetuning:
 
     reference: ModelReference
     tokenizer: Any
-    device: torch.device
+    placement: torch.device | str
     template: TokenisedTemplate
     settings: FinetuneEvalSettings
 
@@ -80,7 +80,7 @@ class Finetuning:
 
     def fresh_model(self, seed: int = 0) -> LanguageModel:
         """Load the model before fine-tuning, with its own trainable weights; `seed` draws those of adapters."""
-        return trainable_model(self.reference, self.tokenizer, self.device, self.settings.lora_rank, seed)
+        return trainable_model(self.reference, self.tokenizer, self.placement, self.settings.lora_rank, seed)
 
     def checkpoints(
         self, examples: Examples, schedule: Schedule, seed: int, description: str
@@ -124,7 +124,7 @@ class Finetuning:
 
     def _accumulate_gradient(self, language_model: LanguageModel, examples: Examples) -> Float[Tensor, ""]:
         """Add the gradient of the mean response loss to the parameters' `grad`, and return the loss."""
-        mean_loss = torch.zeros((), device=self.device)
+        mean_loss = torch.zeros((), device=language_model.device)
         for rows in length_bucketed([len(text) for text in examples.texts], PART_SIZE):
             part = examples.take(rows)
             probabilities = part.class_probabilities(self.template.labels)

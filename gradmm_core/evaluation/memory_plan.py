@@ -22,8 +22,10 @@ from gradmm.config.recipe import Recipe
 from gradmm.config.settings import ExecutionSettings
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import PART_SIZE
+from gradmm.evaluation.trainable import check_in_memory
 from gradmm.generation.search import texts_per_pass
-from gradmm.lm.language_model import LARGE_MODEL, LanguageModel
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import LARGE_MODEL
 from gradmm.lm.sampling import BATCH_SIZE
 from gradmm.lm.template import TokenisedTemplate
 
@@ -103,7 +105,7 @@ class _Shape(NamedTuple):
             heads=heads,
             intermediate=max(linear, default=4 * width),
             cached_per_token=2 * layers * groups * each_head * number,
-            weights=language_model.weight_bytes,
+            weights=language_model.bytes_on_device,
             mapped=_mapped_bytes(language_model),
             head_copies=vocabulary * (width + biased) * (language_model.head_dtype.itemsize * copied + half),
             number_bytes=number,
@@ -143,9 +145,15 @@ class _Shape(NamedTuple):
 def memory_plan(recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate) -> MemoryPlan:
     """Compute what a run takes on the model's device, and check that it is there.
 
+    Of a model that is spread over several devices, it is the one with the embeddings, a copy of the head and the
+    logits.
+
     Raises:
-        InputError: for the first stage that does not fit, with the settings that would.
+        InputError: for the first stage that does not fit, with the settings that would; or if fine-tuning trains
+            weights that do not fit on the devices.
     """
+    if recipe.finetune_eval.lora_rank is None:
+        check_in_memory(language_model.model)
     plan = MemoryPlan(
         parameters=sum(each.numel() for each in language_model.model.parameters()),
         weights=language_model.weight_bytes,
@@ -181,7 +189,8 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
     on_cpu = device.type == "cpu"
     without_model = LIBRARIES + BYTES_PER_SPELLING * shape.vocabulary if on_cpu else 0
     at_rest = without_model + shape.weights + shape.head_copies
-    beside_trained = without_model if shape.weights > LARGE_MODEL else at_rest
+    large = language_model.weight_bytes > LARGE_MODEL
+    beside_trained = without_model if large else at_rest
     response = max(map(len, template.responses.values()))
     around = len(template.prefix) + len(template.suffix) + response - 1
     longest = template.max_text_tokens + around
@@ -206,13 +215,13 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
     soft = recipe.labelling.labels == "soft"
     part = PART_SIZE * (len({template.tail(label) for label in template.labels}) if soft else 1)
     trained = (
-        finetuning_bytes(language_model, rank)
+        finetuning_bytes(language_model, rank) * shape.weights // language_model.weight_bytes
         + (shape.head_in_float32 if rank and shape.number_bytes < 4 else 0)
         + shape.logits(part * response, GRADIENTS)
         + shape.activations(part, longest, shape.number_bytes if rank else 4)
     )
     # A worker loads the frozen model, unless it is large, and the one that it trains.
-    copies = (shape.weights <= LARGE_MODEL) + bool(rank)
+    copies = (not large) + bool(rank)
     return {
         **({"target_space": at_rest + space} if target.uses_public_text else {}),
         "target_gradient": at_rest + gradients,
@@ -272,7 +281,10 @@ def _too_large(
         needed = _stages(changed, language_model, template)[stage]
         if needed <= plan.available:
             return InputError(problem, stage, f"set {change} ({needed / 2**30:.1f} GiB)")
-    return InputError(problem, stage, "use a smaller model, or one in bfloat16 (model.dtype)")
+    fix = "use a smaller model, or one in bfloat16 (model.dtype)"
+    if language_model.device.type == "cuda" and torch.cuda.device_count() > 1 and not language_model.device_map:
+        fix += ", or spread it over the GPUs (model.device=balanced)"
+    return InputError(problem, stage, fix)
 
 
 def _smaller(stage: str, recipe: Recipe, device: torch.device) -> Iterable[tuple[str, Recipe]]:

@@ -13,4 +13,5 @@ constraints: the constraints on a text, other than its loss.
 result: the texts and losses that a method returns, and the texts as released.
 per_class: the length of a class's texts, and its number of records.
 shards: the division of a class's examples into shards.
+parts_that_fit: the division of work that does not fit into memory.
 """

@@ -22,6 +22,7 @@ from gradmm.generation.admm import Objective, admm, best_draws
 from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.endpoint import EndpointSampler
 from gradmm.generation.objectives import HeadMatching
+from gradmm.generation.parts_that_fit import in_parts_that_fit
 from gradmm.generation.projection import Projector
 from gradmm.generation.result import GenerationResult, released_texts
 from gradmm.generation.sampler import ModelSampler, Sampler
@@ -31,7 +32,6 @@ from gradmm.generation.word_tilt import tilt_of
 from gradmm.generation.written import Writer
 from gradmm.gradients.full_gradient import FullGradientMatching
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.memory import in_parts_that_fit
 from gradmm.lm.perplexity import log_perplexities
 from gradmm.lm.prompt import PromptCache
 from gradmm.lm.sentences import SentenceEnds

@@ -228,8 +228,7 @@ def _head_logits(
     language_model: LanguageModel, hidden: Float[Tensor, "*batch hidden"], tokens: list[int] | None = None
 ) -> Float[Tensor, "*batch tokens"]:
     """Apply the current head in `head_dtype`, for all tokens or some."""
-    head = language_model.model.get_output_embeddings()
-    weight, bias = head.weight, getattr(head, "bias", None)
+    weight, bias = language_model.head_weights()
     if tokens is not None:
         weight, bias = weight[tokens], None if bias is None else bias[tokens]
     dtype = language_model.head_dtype

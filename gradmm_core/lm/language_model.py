@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
 from gradmm.lm.bfloat16_product import FrozenProduct
 from gradmm.lm.last_mlp import last_mlp, layers_of, only_last
-from gradmm.lm.model_reference import ModelReference, resolve_model, unusable_model
-from gradmm.storage.hub import hub_or_its_cache
+from gradmm.lm.model_reference import ModelReference
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +26,23 @@ class LanguageModel:
 
     Attributes:
         reference: the files that it was loaded from; None if it was made in memory.
+        device_map: how its weights are spread over devices (`DEVICE_MAPS`); None: all are on `device`. Inputs and
+            outputs are on `device` in both cases.
     """
 
     model: Any
     tokenizer: Any
     reference: ModelReference | None = None
+    device_map: str | None = None
 
     @property
     def device(self) -> torch.device:
         return self.embeddings.device
+
+    @property
+    def placement(self) -> torch.device | str:
+        """Where to load another copy of the model."""
+        return self.device_map or self.device
 
     @property
     def body_dtype(self) -> torch.dtype:
@@ -52,17 +58,28 @@ class LanguageModel:
         return sum(each.nbytes for each in self.model.parameters())
 
     @property
+    def bytes_on_device(self) -> int:
+        """Bytes of the weights that are on `device`."""
+        return sum(each.nbytes for each in self.model.parameters() if each.device == self.device)
+
+    @property
     def embeddings(self) -> Float[Tensor, "vocab hidden"]:
         return self.model.get_input_embeddings().weight
 
     @cached_property
     def head(self) -> Float[Tensor, "vocab width"]:
         """W~: a frozen copy of the head's weight, with the bias, if any, as an additional column."""
+        weight, bias = self.head_weights()
+        if bias is not None:
+            weight = torch.cat([weight, bias[:, None]], dim=1)
+        return weight.detach().to(self.head_dtype)
+
+    def head_weights(self) -> tuple[Float[Tensor, "vocab hidden"], Float[Tensor, " vocab"] | None]:
+        """Return the head's current weight and bias, on `device`, in the dtype that they have."""
         output = self.model.get_output_embeddings()
-        weight = output.weight.detach()
-        if getattr(output, "bias", None) is not None:
-            weight = torch.cat([weight, output.bias.detach()[:, None]], dim=1)
-        return weight.to(self.head_dtype)
+        with read_from_disk(output):
+            weight, bias = output.weight, getattr(output, "bias", None)
+        return weight.to(self.device), None if bias is None else bias.to(self.device)
 
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -193,165 +210,16 @@ class LanguageModel:
         return FrozenProduct(self.head, self.body_dtype)
 
 
-def load_language_model(
-    model: ModelReference | ModelSettings | str, device: str | None = None, attention: str | None = None
-) -> LanguageModel:
-    """Load, freeze and check a model. Keep it in memory for the next call in this process.
+@contextmanager
+def read_from_disk(module: nn.Module) -> Iterator[None]:
+    """Have a module's own weights in memory while the context is active, if accelerate keeps them elsewhere."""
+    if not hasattr(module, "_hf_hook"):
+        yield
+        return
+    from accelerate.utils import align_module_device
 
-    Args:
-        model: a folder or hub id, the block `model` of a recipe, or a reference by digest.
-        device: auto, cpu, cuda, cuda:0, ... Default: that of the recipe's block, else auto.
-        attention: "eager" for second derivatives (the full-gradient ablation). None: the fastest.
-
-    Raises:
-        InputError: if the model cannot be loaded, has weights that are not finite, or its logits are not
-            head(hidden), which invalidates the closed form.
-    """
-    if isinstance(model, str):
-        model = ModelSettings(name=model)
-    if isinstance(model, ModelSettings):
-        device, model = device or model.device, resolve_model(model)
-    if device in (None, "auto"):
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _load(model, device, attention or fastest_attention(device))
-
-
-#: Bytes of weights, from which on a frozen model is not kept beside one that is trained.
-LARGE_MODEL = 2**30
-
-
-def forget_large_model(language_model: LanguageModel) -> None:
-    """Do not keep a large model for the next call of `load_language_model`, to make room for a trained one."""
-    if language_model.weight_bytes > LARGE_MODEL:
-        _load.cache_clear()
-
-
-@lru_cache(maxsize=1)  # memory for one model
-def _load(reference: ModelReference, device: str, attention: str) -> LanguageModel:
-    model = read_pretrained(reference, device, attention)
-    language_model = LanguageModel(model.eval().requires_grad_(False), _read_tokenizer(reference), reference)
-    check_model(language_model, reference.name)
-    check_tokenizer(language_model, reference.name)
-    return language_model
-
-
-def fastest_attention(device: str) -> str:
-    """Return the fused kernel for a GPU. On a CPU it takes twice as long for sentences in bfloat16."""
-    return "eager" if device == "cpu" else "sdpa"
-
-
-def read_pretrained(reference: ModelReference, device: str, attention: str | None = None) -> Any:
-    """Load a new, trainable copy of the weights. See `load_language_model` for the frozen, shared one."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # loading is fast
-    try:
-        with _source_in_reach(reference):
-            model = AutoModelForCausalLM.from_pretrained(
-                reference.source,
-                revision=reference.revision or "main",
-                dtype=getattr(torch, reference.dtype),
-                attn_implementation=attention or fastest_attention(device),
-                trust_remote_code=reference.trust_remote_code,
-                use_safetensors=True,
-            )
-    except Exception as error:  # files from elsewhere can cause any error
-        raise unusable_model(reference.name, error) from error
-    _fuse_activations(model)
-    try:
-        return model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)
-    except (RuntimeError, AssertionError) as error:
-        problem = f"{device!r} cannot be used ({str(error).partition(chr(10))[0]})"
-        raise InputError(problem, "model.device", "set 'auto', 'cpu' or an available device") from error
-
-
-def _fuse_activations(model: nn.Module) -> None:
-    """Replace transformers' tanh GELU (eight kernels) by torch's (one)."""
-    from transformers.activations import NewGELUActivation
-
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation):
-                setattr(module, name, nn.GELU(approximate="tanh"))
-
-
-def _read_tokenizer(reference: ModelReference) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        with _source_in_reach(reference):
-            return AutoTokenizer.from_pretrained(
-                reference.source,
-                revision=reference.revision or "main",
-                trust_remote_code=reference.trust_remote_code,
-            )
-    except Exception as error:  # tokenizers raises plain Exception
-        raise unusable_model(reference.name, error) from error
-
-
-def _source_in_reach(reference: ModelReference) -> AbstractContextManager[None]:
-    return hub_or_its_cache() if reference.revision else nullcontext()
-
-
-@torch.no_grad()
-def check_model(language_model: LanguageModel, name: str) -> None:
-    """Check on a short input that head(body(x)) equals the model's logits, from ids and from embeddings.
-
-    Raises:
-        InputError: if weights or logits are not finite, the logits are post-processed (capped, scaled), the head
-            is not a linear map, or embeddings and ids give different results.
-    """
-    model = language_model.model
-    broken = next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)
-    if broken is not None:
-        raise InputError(f"{name!r} has NaN or infinite weights in {broken}", "model.name", "repair the model")
-    probe = language_model.probe
-    seen: list[tuple[Tensor, Tensor]] = []
-    hook = model.get_output_embeddings().register_forward_hook(
-        lambda _module, inputs, output: seen.append((inputs[0], output))
-    )
-    try:
-        logits = model(input_ids=probe, use_cache=False).logits
-    finally:
-        hook.remove()
-    if not logits.isfinite().all():
-        fix = "set model.dtype=float32" if language_model.body_dtype == torch.float16 else "repair the model"
-        raise InputError(f"{name!r} gives NaN or infinite logits", "model.name", fix)
-    head_input, head_output = seen[0]
-    hidden = language_model.hidden_states(input_ids=probe)
-    by_embedding = language_model.hidden_states(inputs_embeds=language_model.embed(probe))
-    linear = language_model.logits(language_model.augment(hidden))
-    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(language_model.body_dtype, 3e-2)
-    checks = {
-        "post-processes its logits (capped or scaled)": (logits, head_output),
-        "changes the body's output before the head": (head_input, hidden),
-        "has a head that is not a linear map": (head_output, linear),
-        "treats embeddings unlike their tokens": (by_embedding, hidden),
-    }
-    for problem, (actual, expected) in checks.items():
-        exact = problem.startswith("post-processes")
-        if not _agree(actual, expected, 0.0 if exact else tolerance):
-            raise InputError(
-                f"{name!r} {problem}, so its head gradient has no closed form",
-                "model.name",
-                "use a model whose logits are a linear map of its last hidden state",
-            )
-
-
-def check_tokenizer(language_model: LanguageModel, name: str) -> None:
-    """Raise an InputError if the tokenizer has tokens, for example added ones, without an embedding."""
-    largest, rows = max(language_model.tokenizer.get_vocab().values()), language_model.embeddings.shape[0]
-    if largest >= rows:
-        problem = f"the tokenizer of {name!r} has a token {largest}, but the model only {rows} embeddings"
-        raise InputError(problem, "model.name", "resize the model's embeddings, or remove the token")
-
-
-def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
-    if actual.shape != expected.shape:
-        return False
-    actual, expected = actual.double(), expected.double()
-    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+    with align_module_device(module):
+        yield
 
 
 def _find(sequence: list[int], part: list[int]) -> int | None:

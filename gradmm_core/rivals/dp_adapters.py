@@ -70,7 +70,7 @@ class AdaptedModel:
         """Load the model of `language_model` anew, with adapters whose A are drawn by `seed`."""
         assert language_model.reference is not None  # it was loaded from files
         adapted = trainable_model(
-            language_model.reference, language_model.tokenizer, language_model.device, rank, seed
+            language_model.reference, language_model.tokenizer, language_model.placement, rank, seed
         )
         return cls(adapted)
 

@@ -132,7 +132,7 @@ def read_model(
     # Imported here because torch and transformers take seconds to import, and cached stages do not need them.
     import torch
 
-    from gradmm.lm.language_model import load_language_model
+    from gradmm.lm.loading import load_language_model
     from gradmm.lm.template import tokenise_template
 
     if context.threads:

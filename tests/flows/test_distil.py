@@ -15,6 +15,9 @@ import pandas as pd
 import psutil
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
+from transformers import PreTrainedTokenizerFast
+from transformers.integrations import accelerate
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
@@ -28,8 +31,8 @@ from gradmm.flows.distil import distil
 from gradmm.flows.runtime.shard_runners import run_shards
 from gradmm.gradients.head_gradient import HeadGradients, head_gradients
 from gradmm.labelling.labelling import probability_matrix
-from gradmm.lm import language_model
-from gradmm.lm.language_model import load_language_model
+from gradmm.lm import loading
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template, tokenise_texts
@@ -38,6 +41,7 @@ from gradmm.storage.artifacts import METADATA_KEY
 from gradmm.storage.location import Location
 from gradmm.target import checkpoint, record_batches
 from gradmm.tasks.runtime.registry import RUN_STAGES
+from tests.conftest import tiny_language_model
 from tests.flows.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 from tests.served_model import MODEL, WORDS, served_model
 
@@ -466,12 +470,40 @@ def test_a_served_model_writes_the_texts_and_a_run_without_it_is_refused_before_
     assert not list((tmp_path / "new").glob("stages/*"))
 
 
+def test_a_model_with_layers_on_the_disk_goes_through_every_stage(
+    tmp_path: Path,
+    tiny_recipe: Callable[..., Recipe],
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_language_model(tokenizer, "phi", dtype=torch.float32, num_hidden_layers=6)
+    model.model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(accelerate, "get_max_memory", lambda *_: {"cpu": model.weight_bytes * 2 // 3})
+    spread = []
+    gather = loading._with_outputs_on_one_device
+    monkeypatch.setattr(
+        loading, "_with_outputs_on_one_device", lambda model, name: spread.append(model) or gather(model, name)
+    )
+    records = []
+    for device in ("cpu", "balanced"):
+        assert not spread
+        where = {"name": str(tmp_path / "model"), "device": device}
+        records.append(run(tiny_recipe(model=where, finetune_eval={"lora_rank": 2}), tmp_path / device))
+    # The frozen one, and that of each fine-tuning.
+    assert len(spread) > 3
+    assert all(any(weight.is_meta for weight in model.parameters()) for model in spread)
+    one, other = records
+    assert ran(one) == ran(other) == EVERY_STAGE
+    assert_frame_equal(one.stage("labelling").read(), other.stage("labelling").read())
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_only_a_small_frozen_model_is_kept_while_another_is_trained(
     root: Path, tiny_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr(language_model, "LARGE_MODEL", 0)
+        monkeypatch.setattr(loading, "LARGE_MODEL", 0)
     record = run(tiny_recipe(finetune_eval={"steps": 5}), root)
     assert "finetune_eval" in ran(record)
-    assert language_model._load.cache_info().currsize == (0 if large else 1)
+    assert loading._load.cache_info().currsize == (0 if large else 1)

@@ -14,7 +14,7 @@ import torch
 
 from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
-from gradmm.lm.language_model import load_language_model
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from tests.trust.told import told
 

@@ -33,7 +33,8 @@ from gradmm.filters.loss_selection import select_by_loss
 from gradmm.filters.rows import filter_figures
 from gradmm.generation.generation import generate, generation_figures
 from gradmm.generation.shards import Shard
-from gradmm.lm.language_model import LanguageModel, check_model, load_language_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import check_model, load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt import PromptCache
 from gradmm.lm.prompt_template import PromptTemplate

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,14 +20,17 @@ from gradmm.config.settings import (
 )
 from gradmm.data.examples import Examples
 from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.peak_memory import peak_memory
 from gradmm.evaluation.schedule import Schedule
+from gradmm.evaluation.trainable import trainable_model
 from gradmm.generation.objectives import HeadMatching
+from gradmm.generation.parts_that_fit import in_parts_that_fit
 from gradmm.generation.shards import Shard
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.bfloat16_product import TOLERANCE, FrozenProduct
-from gradmm.lm.classification import class_logits
-from gradmm.lm.language_model import LanguageModel, load_language_model
-from gradmm.lm.memory import in_parts_that_fit, peak_memory
+from gradmm.lm.classification import class_logits, class_losses
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
@@ -33,6 +38,7 @@ from tests.conftest import tiny_language_model
 from tests.unit.generation.test_generation import as_written, texts
 from tests.unit.gradients.test_head_gradient import autograd_head_gradient
 from tests.unit.lm.test_bfloat16_product import check_losses_of_hidden_states
+from tests.unit.lm.test_loading import in_memory, limit_memory
 from tests.unit.target.test_record_batches import FAMILIES, check_bits, check_sensitivity
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -188,6 +194,33 @@ def test_fine_tuning_learns_what_it_learns_on_the_cpu(
     assert (answers[0] - answers[1]).abs().max() < 0.05
     if lora_rank is None:
         assert (answers[1].argmax(dim=1) == torch.tensor(labels)).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("family", ["phi", "llama", "gpt2", "opt"])
+def test_layers_in_memory_compute_what_they_compute_on_the_gpu(
+    tokenizer: PreTrainedTokenizerFast,
+    prompt_template: PromptTemplate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    whole = in_memory(tokenizer, tmp_path, family, "float32")
+    limit_memory(monkeypatch, {0: whole.weight_bytes * 2 // 3, "cpu": 2**30})
+    template = tokenise_template(whole, prompt_template)
+    texts = [[5, 9, 23, 7], [8, 40]]
+    gradients, answers = [], []
+    for device in (GPU, "balanced"):
+        model = load_language_model(str(tmp_path), device)
+        assert model.device.type == "cuda"
+        gradients.append(head_gradients(model, make_batch(template, texts, [1, 0], model.device)).materialise())
+        assert model.reference is not None
+        adapted = trainable_model(model.reference, tokenizer, model.placement, 2, seed=0)
+        class_losses(adapted, template, texts, torch.tensor([[0.2, 0.8], [1.0, 0.0]])).sum().backward()
+        assert all(each.grad is not None for each in adapted.model.parameters() if each.requires_grad)
+        answers.append(class_logits(adapted, template, texts, batch_size=2).cpu())
+    assert model.bytes_on_device < whole.weight_bytes
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-4 * gradients[0].abs().max()
+    assert (answers[0] - answers[1]).abs().max() < 1e-4
 
 
 def test_peak_memory_counts_what_is_on_the_gpu() -> None:

@@ -460,6 +460,35 @@ def test_the_distance_loss_requires_a_mean_gradient(minimal: Path, override: str
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["execution.runner=processes"], "execution.runner: model.device=balanced leaves no GPU to workers"),
+        (
+            ["generation.compile_layers=true"],
+            "generation.compile_layers: needs one device, not model.device=balanced",
+        ),
+        (
+            [
+                "target_gradient.matching=full-gradient",
+                "target_gradient.space=full",
+                "target_gradient.centred=false",
+                "target_gradient.probe_share=0",
+                "target_gradient.token_share=0",
+                "generation.method=admm",
+                "generation.loss=cosine",
+            ],
+            "target_gradient.matching: the full gradient needs one device, not balanced; set head",
+        ),
+    ],
+)
+def test_a_model_on_several_devices_leaves_out_what_needs_one(
+    minimal: Path, overrides: list[str], message: str
+) -> None:
+    load_recipe(minimal, ["model.device=balanced"])
+    assert message in refusal(minimal, "model.device=balanced", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         ([], "target_gradient.space: the full gradient requires space=full and centred=false"),
         (
             ["target_gradient.space=full"],

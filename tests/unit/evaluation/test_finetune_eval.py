@@ -40,7 +40,7 @@ from gradmm.evaluation.finetune_eval import (
     summarise,
 )
 from gradmm.evaluation.schedule import Schedule
-from gradmm.lm.language_model import load_language_model
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template, tokenise_texts

@@ -18,7 +18,8 @@ from gradmm.errors import InputError
 from gradmm.evaluation import memory_plan as module
 from gradmm.evaluation.memory_plan import LIBRARIES, finetuning_bytes, memory_plan
 from gradmm.evaluation.trainable import trainable_model
-from gradmm.lm.language_model import LanguageModel, read_pretrained
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import read_pretrained
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from tests.conftest import tiny_language_model

@@ -20,7 +20,8 @@ from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import Finetuning, epoch_batches, evaluate_arm, summarise
 from gradmm.evaluation.schedule import Schedule
 from gradmm.evaluation.trainable import trainable_model
-from gradmm.lm.language_model import LanguageModel, load_language_model
+from gradmm.lm.language_model import LanguageModel
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import tokenise_template

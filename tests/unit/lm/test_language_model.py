@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
-from gradmm.lm import language_model
-from gradmm.lm.language_model import LanguageModel, check_model, forget_large_model, load_language_model
+from gradmm.lm import loading
+from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.last_mlp import layers_of
+from gradmm.lm.loading import check_model, forget_large_model, load_language_model
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from tests.conftest import tiny_language_model
 
@@ -84,7 +85,7 @@ def test_a_large_model_is_not_kept_beside_one_that_is_trained(
     first = load_language_model(tiny_model, "cpu")
     forget_large_model(first)
     assert load_language_model(tiny_model, "cpu") is first  # it is small
-    monkeypatch.setattr(language_model, "LARGE_MODEL", first.weight_bytes - 1)
+    monkeypatch.setattr(loading, "LARGE_MODEL", first.weight_bytes - 1)
     forget_large_model(first)
     kept = weakref.ref(first)
     del first

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from gradmm.config.settings import GenerationSettings, ModelSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
-from gradmm.lm.language_model import load_language_model
+from gradmm.lm.loading import load_language_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.privacy.ledger import composed_epsilon

@@ -1,21 +1,15 @@
-"""Peak memory measurement, and division of work that does not fit in memory."""
+"""Peak memory measurement."""
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeVar
 
 import psutil
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 #: Sampling intervals of resident memory, without and with child processes, which take time to find. (The kernel's
 #: own peak cannot be reset on all systems.)
@@ -62,32 +56,6 @@ def peak_memory(children: bool = False) -> Iterator[PeakMemory]:
         sample()
         if cuda := _cuda():
             peak.gpu = cuda.max_memory_allocated()
-
-
-def in_parts_that_fit(work: Callable[[range], Result], numbers: range) -> list[Result]:
-    """Call `work(numbers)`. If memory runs out, call it on each half instead, recursively.
-
-    Raises:
-        torch.OutOfMemoryError, RuntimeError, MemoryError: if memory runs out for a single number.
-    """
-    try:
-        return [work(numbers)]
-    except (RuntimeError, MemoryError) as error:
-        if len(numbers) == 1 or not _is_out_of_memory(error):
-            raise
-    # Outside the handler, because the exception keeps the attempt's allocations alive.
-    if cuda := _cuda():
-        cuda.empty_cache()
-    half = (len(numbers) + 1) // 2
-    logger.warning("%d examples do not fit into memory; continuing with %d", len(numbers), half)
-    return [*in_parts_that_fit(work, numbers[:half]), *in_parts_that_fit(work, numbers[half:])]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Recognise the CPU allocator by its message, because it raises a plain RuntimeError."""
-    import torch  # late, because cached stages are measured too and need no torch
-
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _resident(process: psutil.Process) -> int:
