@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class Distillation:
 def distil(
     data: pd.DataFrame | datasets.Dataset | str | Path,
     *,
-    model: str,
+    model: str | Path,
     epsilon: float | None,
     text: str | None = None,
     label: str | None = None,
@@ -102,27 +103,57 @@ def distil(
         raise InputError(f"{name!r} is not a valid name", "name", f"use {recipe_name(name)!r}")
     with for_the_owner_only():
         Root(path=place).prepare()
-        source = str(data) if isinstance(data, str | Path) else str(_written(data, name, place))
-        values = yaml.safe_load(recipe_text(shape_of(source, text, label), model, first_token_of(model)))
-        values["name"] = name
-        values["privacy"]["epsilon"] = epsilon
-        if source != str(data):
-            values["privacy"]["ledger"] = name
-        _instruct(values["classes"], instructions or {})
-        record = run_recipe_here(recipe_of(values, settings, where="distil"), place, quiet=quiet)
+        with _as_file(data, name, place) as source:
+            values = yaml.safe_load(
+                recipe_text(shape_of(source, text, label), str(model), first_token_of(str(model)))
+            )
+            values["name"] = name
+            values["privacy"]["epsilon"] = epsilon
+            if not isinstance(data, str | Path):
+                values["privacy"]["ledger"] = name
+            _instruct(values["classes"], instructions or {})
+            recipe = recipe_of(values, settings, where="distil")
+        record = run_recipe_here(recipe, place, quiet=quiet)
     return Distillation(record, place / "runs" / record.run_id)
 
 
-def _written(data: Any, name: str, root: Location) -> Path:
-    """Write a frame or data set to a file named by its content, for the stages to read."""
+@contextmanager
+def _as_file(data: Any, name: str, root: Location) -> Iterator[str]:
+    """Write a frame or data set to a file named by its content, for the stages to read; delete it after an error.
+
+    Raises:
+        InputError: for data of another kind, repeated columns, or a root in an object store.
+    """
+    if isinstance(data, str | Path):
+        yield str(data)
+        return
     if not isinstance(root, Path):
         fix = "give a local folder, or a file of data"
         raise InputError("a frame cannot be kept in an object store", "root", fix)
-    frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
-    content = frame.to_parquet(index=False)
+    content = _frame(data).to_parquet(index=False)
     file = root / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    is_new = not file.exists()
     publish(file, content)
-    return file
+    try:
+        yield str(file)
+    except BaseException:
+        if is_new:
+            file.unlink()
+        raise
+
+
+def _frame(data: Any) -> pd.DataFrame:
+    if isinstance(data, Mapping) and all(hasattr(split, "to_pandas") for split in data.values()):
+        raise InputError(
+            f"a data set of the splits {', '.join(data)}", "data", "give one of them, as data['train']"
+        )
+    if not isinstance(data, pd.DataFrame) and not hasattr(data, "to_pandas"):
+        fix = "give a frame, a data set, or the path of a file or folder"
+        raise InputError(f"{type(data).__name__} is no table", "data", fix)
+    frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
+    if twice := [str(column) for column in frame.columns[frame.columns.duplicated()]]:
+        raise InputError(f"several columns are named {twice[0]!r}", "data", "rename or drop all but one")
+    return frame
 
 
 def _instruct(classes: list[dict[str, Any]], instructions: Mapping[Any, str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradmm.config.extras import check_extras
 from gradmm.config.recipe import Recipe
 from gradmm.filters.rows import filters_by_probe
 from gradmm.flows.runtime.shard_runners import check_cluster
@@ -14,7 +15,8 @@ from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.ui.artifacts import UiArtifacts
 from gradmm.generation.per_class import class_records, text_tokens, tilts_words
 from gradmm.generation.shards import plan_shards
-from gradmm.labelling.labelling import said_of_release, uses_release
+from gradmm.labelling.labelling import uses_release
+from gradmm.labelling.release_warnings import release_warnings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import budget_of
@@ -46,7 +48,8 @@ def stage_runs(user_recipe: Recipe, recipe: Recipe, root: Root, force: Sequence[
         user_recipe: the recipe before `demo_material` put in the demo's folders; it names the ledger.
         force: stages to run again even if cached.
     """
-    check_cluster(recipe.execution)  # before anything is computed
+    check_extras(recipe)  # before anything is computed
+    check_cluster(recipe.execution)
     plan = release_plan(recipe)
     redraw = plan.charged and recipe.privacy.redraw
     context = RunContext(
@@ -277,7 +280,7 @@ def public_space(runs: StageRuns, recipe: Recipe, model: ModelReference) -> Stag
     if not _uses_space(plan):
         return None
     space = runs.run(target_space_stage, **space_inputs(runs, recipe, model))
-    for line in said_of_release(recipe, plan):
+    for line in release_warnings(recipe, plan):
         logger.info("%s", line)
     if plan.mechanism and plan.declared_records:
         expected = expected_cosines(plan.mechanism, plan.norms, space.figures, plan.declared_records)

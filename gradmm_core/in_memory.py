@@ -38,6 +38,7 @@ from torch import Tensor
 
 from gradmm.audits.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm.audits.memorisation import compare_texts
+from gradmm.config.extras import check_extras
 from gradmm.config.recipe import Recipe
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
@@ -177,6 +178,7 @@ def target_gradient(
     gradmm.errors.BudgetExhausted: privacy.budget_epsilon: this release would bring the composed epsilon to ...
     """
     plan = release_plan(recipe)
+    check_extras(recipe)
     _check_records(recipe, records)
     if plan.charged and ledger is None:
         fix = "give ledger=gradmm.Ledger.of(root, recipe.ledger), or set privacy.epsilon=null"

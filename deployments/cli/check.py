@@ -9,7 +9,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.deployments.cli.summary import next_release
 from gradmm.errors import printable, together
 from gradmm.flows.pipeline import stage_runs
-from gradmm.labelling.labelling import said_of_release
+from gradmm.labelling.release_warnings import release_warnings
 from gradmm.lm.model_reference import ModelReference, resolve_model
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.privacy.ledger import Ledger
@@ -54,7 +54,7 @@ def check(requested: Recipe, root_path: Location) -> None:
     of_stages = ", ".join(f"{stage} {needed / 2**30:.1f}" for stage, needed in memory.stages.items())
     print(f"{'memory':12} {of_stages} GiB, of {memory.available / 2**30:.1f} available")
     print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
-    for line in said_of_release(recipe, release_plan(recipe)):
+    for line in release_warnings(recipe, release_plan(recipe)):
         print(f"{'release':12} {line}")
 
 

@@ -152,6 +152,7 @@ def scarce(
     rows = tuple(sorted(set(rows)))
     check_scarce(recipe, rows)
     study = Study("scarce", recipe, root, command)
+    study.check_rows(max(rows))
     before, calibrated, zero_shot, product = (ARMS[n] for n in ("before", CALIBRATED, "zero-shot", PRODUCT))
     untrained = {arm: study.texts(arm) for arm in (before, calibrated)}
     written = {zero_shot: study.texts(zero_shot)}

@@ -69,7 +69,7 @@ from gradmm.studies.plans import all_texts, planned_releases
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
 from gradmm.tasks.mechanism_audit import mechanism_audit
-from gradmm.tasks.runtime.inputs import demo_material, read_split
+from gradmm.tasks.runtime.inputs import dataset_fingerprint, demo_material, drawn_rows, read_split
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records, releases_budget
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
@@ -291,6 +291,18 @@ class Study:
             "generation": recipe.generation,
             "seed": recipe.seed,
         }
+
+    def check_rows(self, rows: int) -> None:
+        """Check that train has enough rows of each class for a draw.
+
+        Raises:
+            InputError: if it has not.
+        """
+        train = dataset_fingerprint(self.runs.context).train
+        drawn = drawn_rows(self.runs.context, train, rows, seed=0).rows
+        if drawn < rows:
+            problem = f"{rows:,} rows, as evenly over the classes as possible, are {drawn:,} of train"
+            raise InputError(problem, "rows", "ask for fewer")
 
     def from_rows(self, rows: int, seed: int) -> Variant:
         """Compute the recipe's target from `rows` random train rows, drawn by the seed."""

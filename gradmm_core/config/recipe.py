@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -206,8 +205,6 @@ class Recipe(Settings):
             raise ValueError("privacy.sampler: 'discrete' needs a small target space; set target_gradient.space")
         if self.privacy.unsafe_noise_seed is not None:
             raise ValueError("privacy.sampler: 'discrete' does not accept a seed")
-        if find_spec("opendp") is None:
-            raise ValueError("privacy.sampler: 'discrete' requires OpenDP; pip install 'gradmm[discrete]'")
         if self.privacy.calibration == "paper":
             raise ValueError("privacy.sampler: 'discrete' does not support calibration=paper")
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from gradmm.config.extras import check_installed
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.loading import read_pretrained
@@ -37,7 +38,7 @@ def trainable_model(
         model = read_pretrained(reference, str(placement))
         check_in_memory(model)
         return LanguageModel(model, tokenizer, device_map=device_map)
-    check_lora_is_installed(lora_rank)
+    check_installed("peft", "lora", "finetune_eval.lora_rank")
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
@@ -78,13 +79,3 @@ def check_in_memory(model: Any, where: str = "finetune_eval.lora_rank") -> None:
     if any(weight.is_meta for weight in model.parameters()):
         problem = "some weights do not fit on the devices, and all are to be trained"
         raise InputError(problem, where, f"set {where}=16, which trains adapters")
-
-
-def check_lora_is_installed(lora_rank: int | None, where: str = "finetune_eval.lora_rank") -> None:
-    """Raise an InputError that names `where` if adapters are asked for there and their package is missing."""
-    if lora_rank is None:
-        return
-    try:
-        import peft  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed", where, "pip install 'gradmm[lora]'") from error

@@ -9,12 +9,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from gradmm.config.recipe import Recipe
 from gradmm.config.settings import LabellingSettings, TargetGradientSettings
 from gradmm.errors import InputError
-from gradmm.generation.per_class import tilts_words
-from gradmm.privacy.release_plan import ReleasePlan
-from gradmm.target.preflight import parts_left_out
 
 #: Columns that this stage replaces: all rows are kept.
 DECISION = ["kept", "reason"]
@@ -33,23 +29,6 @@ def uses_release(settings: LabellingSettings, released: TargetGradientSettings) 
         released: the target's settings after parts that do not fit were left out, see `ReleasePlan`.
     """
     return settings.release and (released.probe_share > 0 or released.token_share > 0)
-
-
-def unused_release(recipe: Recipe, plan: ReleasePlan) -> str:
-    """Warn of a release that neither the words nor the labels of written texts would use; empty otherwise."""
-    labelled = recipe.labelling.labels == "soft" and uses_release(recipe.labelling, plan.target)
-    used = recipe.generation.method != "written" or tilts_words(recipe, plan.target) or labelled
-    if used or plan.mechanism is None:
-        return ""
-    return (
-        "WARNING: this release would be charged, but not be used: the model alone would write and label the "
-        "texts. Use more records, a larger privacy.epsilon, or --preset search"
-    )
-
-
-def said_of_release(recipe: Recipe, plan: ReleasePlan) -> list[str]:
-    """Say what the noise leaves out of a release, and warn if nothing would use the rest."""
-    return [line for line in (*parts_left_out(recipe, plan), unused_release(recipe, plan)) if line]
 
 
 def labelled_texts(

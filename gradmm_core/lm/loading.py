@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradmm.config.extras import check_installed
 from gradmm.config.settings import DEVICE_MAPS, ModelSettings
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel, read_from_disk
@@ -76,8 +76,8 @@ def read_pretrained(reference: ModelReference, device: str, attention: str | Non
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if device in DEVICE_MAPS and find_spec("accelerate") is None:
-        raise InputError("accelerate is not installed", f"model.device={device}", "pip install accelerate")
+    if device in DEVICE_MAPS:
+        check_installed("accelerate", "lora", "model.device")
     logging.disable_progress_bar()  # loading is fast
     try:
         with _source_in_reach(reference):

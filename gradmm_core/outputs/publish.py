@@ -107,7 +107,7 @@ def check_promise(privacy_json: bytes, where: str, without_guarantee: bool) -> N
             raise InputError(
                 "this release has no epsilon, hence no privacy guarantee",
                 where,
-                "set privacy.epsilon and run again, or pass without_guarantee if the data are public",
+                "set privacy.epsilon and run again; or allow it (without-guarantee), if the data are public",
             )
     elif not promise.safe:
         raise InputError(

@@ -9,11 +9,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from gradmm.config.extras import check_installed
 from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError
 from gradmm.evaluation.arm import CALIBRATED
 from gradmm.evaluation.schedule import Schedule
-from gradmm.evaluation.trainable import check_lora_is_installed
 from gradmm.privacy.ledger import Release, release_of
 from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
@@ -67,8 +67,8 @@ def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
     if isinstance(RIVALS[name], FewShot) and recipe.privacy.declared_records is None:
         problem = f"{name} draws records at a rate that follows from their declared number"
         raise InputError(problem, "privacy.declared_records", "set it, or leave the arm out")
-    if isinstance(rival := RIVALS[name], Adapters):
-        check_lora_is_installed(rival.rank, "arms")
+    if isinstance(RIVALS[name], Adapters):
+        check_installed("peft", "lora", "arms")
     # Asked for none, or too noisy for one:
     if isinstance(RIVALS[name], PrivateEvolution) and not release_plan(recipe).target.probe_chooses_texts:
         problem = f"{name} compares texts by the features of a probe that chooses texts"

@@ -38,7 +38,6 @@ def check_model(
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.evaluation.memory_plan import memory_plan
-    from gradmm.evaluation.trainable import check_lora_is_installed
     from gradmm.filters.label_filter import exemplar_context
     from gradmm.generation.endpoint import check_endpoint
     from gradmm.generation.generation import check_generation
@@ -49,7 +48,6 @@ def check_model(
     endpoint = recipe.generation.endpoint
     plan, *_ = together(
         partial(memory_plan, recipe, language_model, template),
-        partial(check_lora_is_installed, recipe.finetune_eval.lora_rank),
         partial(_check_rounding, recipe, template),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ PRIVATE = (
 def distil(tmp_path: Path, tiny_model: ModelReference) -> Callable[..., gradmm.Distillation]:
     def run(data: Any, **changes: Any) -> gradmm.Distillation:
         arguments: dict[str, Any] = {"epsilon": None, "settings": SMALL, "root": tmp_path / "root", "quiet": True}
-        return gradmm.distil(data, model=tiny_model.name, **arguments | changes)
+        return gradmm.distil(data, model=Path(tiny_model.name), **arguments | changes)
 
     return run
 
@@ -41,6 +42,35 @@ def test_a_frame_gives_texts(distil: Callable[..., gradmm.Distillation], form: C
     assert len(made.texts) == 12
     assert made.report.is_file()
     assert made.guarantee.epsilon is None
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (None, "data: NoneType is no table; give a frame, a data set, or the path"),
+        ({"text": ["a"], "label": [0]}, "data: dict is no table; give a frame"),
+        (REVIEWS["review"], "data: Series is no table; give a frame"),
+        (
+            datasets.DatasetDict({"train": datasets.Dataset.from_pandas(REVIEWS)}),
+            "data: a data set of the splits train; give one, as data['train']",
+        ),
+        (pd.concat([REVIEWS, REVIEWS[["review"]]], axis=1), "data: several columns are named 'review'; rename"),
+    ],
+)
+def test_data_that_is_no_table_is_refused(
+    distil: Callable[..., gradmm.Distillation], data: Any, line: str
+) -> None:
+    with pytest.raises(gradmm.InputError, match=re.escape(line)):
+        distil(data)
+
+
+def test_nothing_of_a_frame_is_kept_by_a_call_that_is_refused(
+    distil: Callable[..., gradmm.Distillation], tmp_path: Path
+) -> None:
+    for changes in ({"epsilon": -1}, {"settings": ("generation.nothing=1",)}, {"label": "nowhere"}):
+        with pytest.raises(gradmm.InputError):
+            distil(REVIEWS, **changes)
+    assert not [*(tmp_path / "root").rglob("*.parquet")]
 
 
 def test_instructions_are_what_the_model_goes_on_from(distil: Callable[..., gradmm.Distillation]) -> None:

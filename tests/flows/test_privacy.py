@@ -609,6 +609,10 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
         ({"execution": {"runner": "ray"}}, r"execution.runner=ray: .*is not installed"),
         ({"finetune_eval": {"lora_rank": 2}}, "finetune_eval.lora_rank: peft is not installed"),
         (
+            {"privacy": {"epsilon": 4.0, "delta": 1e-3, "sampler": "discrete"}},
+            "privacy.sampler: opendp is not installed",
+        ),
+        (
             {"privacy": {"epsilon": 4.0, "delta": 1e-9, "declared_records": 10**8}},
             r"sums of 100,000,000 records are rounded too much; set at most 2, or privacy\.sampler=discrete",
         ),
@@ -626,7 +630,7 @@ def test_what_can_be_known_is_refused_before_anything_is_charged(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("prefect_ray.task_runners", "peft"):
+    for name in ("prefect_ray.task_runners", "peft", "opendp"):
         monkeypatch.setitem(sys.modules, name, None)
     if not changes:
         monkeypatch.setattr(memory_plan, "_available_bytes", lambda _: 1000)

@@ -348,6 +348,7 @@ def test_the_commands_run_and_refuse_bad_arguments(
     assert "`gradmm distribution " in out
     for arguments, line in (
         (["scarce", "--rows", "1"], "--rows: [1] leaves a class empty; ask for at least 2"),
+        (["scarce", "--rows", "4", "1000"], "--rows: 1,000 rows, as evenly over the classes as possible, are 40"),
         (["scarce", "--set", "privacy.epsilon=1", "--set", "privacy.delta=1e-5"], "privacy.epsilon: the draw"),
         (["transfer", "--models", recipe.model.name], "is repeated"),
         (["transfer", "--models", "x", "--arms", "y"], "--arms: no arm 'y'"),

@@ -7,12 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gradmm.config.loading import load_recipe
-from gradmm.deployments.recipe_files import find_recipe
 from gradmm.errors import InputError
 from gradmm.labelling.hard_rows import COPIES, label_counts
-from gradmm.labelling.labelling import labelled_texts, labelling_figures, probability_matrix, unused_release
-from gradmm.privacy.release_plan import release_plan
+from gradmm.labelling.labelling import labelled_texts, labelling_figures, probability_matrix
 
 NAMES = {4: "dull", 0: "witty", 7: "grim"}
 
@@ -89,22 +86,3 @@ def test_texts_with_probabilities_of_other_classes_are_refused() -> None:
     labelled["probabilities"] = pd.Series([*labelled["probabilities"][:3], np.array([0.5, 0.5])])
     with pytest.raises(InputError, match="different numbers of probabilities"):
         probability_matrix(labelled)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "used"),
-    [
-        (["privacy.declared_records=500"], False),
-        (["privacy.declared_records=5000"], True),  # by the labels
-        (["privacy.declared_records=5000", "labelling.release=false"], False),
-        (["privacy.declared_records=5000", "labelling.labels=hard"], False),
-        (["privacy.declared_records=50000", "labelling.labels=hard"], True),  # by the words
-        (["privacy.declared_records=50000", "labelling.labels=hard", "word_tilt.strength=0"], False),
-        (["privacy.declared_records=500", "generation.method=search"], True),
-        (["privacy.epsilon=null"], True),
-    ],
-)
-def test_a_release_that_nothing_would_use_is_warned_about(overrides: list[str], used: bool) -> None:
-    recipe = load_recipe(find_recipe("rotten_tomatoes"), ["privacy.epsilon=0.05", *overrides])
-    warning = unused_release(recipe, release_plan(recipe))
-    assert warning == "" if used else warning.startswith("WARNING: this release would be charged, but not be used")
