@@ -143,10 +143,9 @@ def _as_file(data: Any, name: str, root: Location) -> Iterator[str]:
 
 
 def _frame(data: Any) -> pd.DataFrame:
-    if isinstance(data, Mapping) and all(hasattr(split, "to_pandas") for split in data.values()):
-        raise InputError(
-            f"a data set of the splits {', '.join(data)}", "data", "give one of them, as data['train']"
-        )
+    splits: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    if any(hasattr(split, "to_pandas") for split in splits.values()):
+        raise InputError(f"a data set of the splits {', '.join(splits)}", "data", "give one, as data['train']")
     if not isinstance(data, pd.DataFrame) and not hasattr(data, "to_pandas"):
         fix = "give a frame, a data set, or the path of a file or folder"
         raise InputError(f"{type(data).__name__} is no table", "data", fix)
