@@ -146,10 +146,13 @@ def _frame(data: Any) -> pd.DataFrame:
     splits: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
     if any(hasattr(split, "to_pandas") for split in splits.values()):
         raise InputError(f"a data set of the splits {', '.join(splits)}", "data", "give one, as data['train']")
-    if not isinstance(data, pd.DataFrame) and not hasattr(data, "to_pandas"):
+    if isinstance(data, pd.DataFrame):
+        frame = data
+    elif to_pandas := getattr(data, "to_pandas", None):
+        frame = to_pandas()
+    else:
         fix = "give a frame, a data set, or the path of a file or folder"
         raise InputError(f"{type(data).__name__} is no table", "data", fix)
-    frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
     if twice := [str(column) for column in frame.columns[frame.columns.duplicated()]]:
         raise InputError(f"several columns are named {twice[0]!r}", "data", "rename or drop all but one")
     return frame
