@@ -36,7 +36,7 @@ from gradmm.config.settings import (
 from gradmm.demo.grammar import public_documents
 from gradmm.demo.material import END, train_tokenizer
 from gradmm.evaluation.peak_memory import peak_memory
-from gradmm.generation.generation import write
+from gradmm.generation.generation import TextRequest, write
 from gradmm.generation.shards import Shard
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.token_passes import ComputeMeter
@@ -121,7 +121,8 @@ def run_of(work: Workload, settings: GenerationSettings, examples: int) -> Calla
     if settings.method != "written":
         return generation(work, settings, examples)
     shard = Shard(LABEL, 0, 0, examples)
-    return lambda: write(work.model, work.template, INSTRUCTION, "good", shard, work.tokens, settings, 0)
+    request = TextRequest(work.model, work.template, INSTRUCTION, "good", shard, work.tokens, settings, 0)
+    return lambda: write(request)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from gradmm.config.settings import (
     ProjectionSettings,
     TargetGradientSettings,
 )
-from gradmm.generation.generation import generate
+from gradmm.generation.generation import TextRequest, generate
 from gradmm.generation.shards import Shard
 from gradmm.target.target_space import FULL, make_target_space, public_texts
 
@@ -111,19 +111,9 @@ def on_written_text(work: Workload) -> Workload:
 
 def generation(work: Workload, settings: GenerationSettings, examples: int) -> Callable[[], pd.DataFrame]:
     """Return a function that generates texts."""
-    return lambda: generate(
-        work.model,
-        work.template,
-        work.target,
-        FULL,
-        INSTRUCTION,
-        "good",
-        Shard(LABEL, 0, 0, examples),
-        work.tokens,
-        TargetGradientSettings(),
-        settings,
-        0,
-    )
+    shard = Shard(LABEL, 0, 0, examples)
+    request = TextRequest(work.model, work.template, INSTRUCTION, "good", shard, work.tokens, settings, 0)
+    return lambda: generate(request, work.target, FULL, TargetGradientSettings())
 
 
 if __name__ == "__main__":

@@ -85,6 +85,24 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
+        self._check_classes()
+        self._check_data()
+        if self.target_gradient.matching == "full-gradient":
+            self._check_full_gradient()
+        if self.model.device in DEVICE_MAPS:
+            self._check_spread()
+        self._check_texts()
+        if self.mechanism_audit.guesses > self.mechanism_audit.canaries:
+            raise ValueError("mechanism_audit.guesses: exceeds mechanism_audit.canaries")
+        if self.privacy.epsilon is not None:
+            self._check_private()
+        elif self.privacy.unit_column is not None:
+            raise ValueError(
+                "privacy.unit_column: without privacy.epsilon there is no guarantee per unit; set null"
+            )
+        return self
+
+    def _check_classes(self) -> None:
         labels = [c.label for c in self.classes]
         if len(set(labels)) < len(labels):
             raise ValueError(f"classes: two classes share a label in {labels}")
@@ -102,46 +120,38 @@ class Recipe(Settings):
             raise ValueError(f"label_filter.exemplars: no class has the label {min(unknown)}")
         if self.label_filter.enabled and not self.label_filter.exemplars:
             raise ValueError("label_filter.exemplars: required by label_filter.enabled=true")
-        if self.mechanism_audit.guesses > self.mechanism_audit.canaries:
-            raise ValueError("mechanism_audit.guesses: exceeds mechanism_audit.canaries")
-        if self.texts_per_class > self.generation.per_class:
-            raise ValueError("loss_selection.per_class: exceeds generation.per_class")
-        if self.loss_selection.by == "set" and self.generation.per_class > MAX_SET_CANDIDATES:
-            raise ValueError(
-                f"loss_selection.by: a set is selected among at most {MAX_SET_CANDIDATES} texts per class, and "
-                f"generation.per_class={self.generation.per_class}; set text"
-            )
-        if self.loss_selection.by == "set" and self.generation.method == "written":
-            raise ValueError("loss_selection.by: texts of method=written match no target; set text")
-        if self.generation.endpoint is not None and self.generation.method == "admm":
-            raise ValueError("generation.endpoint: method=admm writes no texts; set written or search")
-        tokens, max_tokens = self.generation.text_tokens, self.template.max_text_tokens
-        if tokens != "auto" and tokens > max_tokens:
-            raise ValueError(f"generation.text_tokens: {tokens} exceeds template.max_text_tokens={max_tokens}")
-        search = self.generation.search
-        if search.rounds and search.draws < 2:
-            raise ValueError("generation.search.draws: the fluency term needs at least 2")
+
+    def _check_data(self) -> None:
         if self.data.path is None and self.data.hub is None:
             raise ValueError("data: neither data.path nor data.hub is set")
         if self.data.train_split in (self.data.validation_split, self.data.test_split):
             raise ValueError("data.train_split: is also the validation or test split")
-        if self.target_gradient.matching == "full-gradient":
-            self._check_full_gradient()
-        if self.model.device in DEVICE_MAPS:
-            self._check_spread()
-        by_mean = self.target_gradient.centred and self.generation.matches == "mean"
-        if self.generation.loss == "distance" and not by_mean:
+
+    def _check_texts(self) -> None:
+        """Check that texts can be generated and selected as asked for."""
+        generation, selection = self.generation, self.loss_selection
+        if self.texts_per_class > generation.per_class:
+            raise ValueError("loss_selection.per_class: exceeds generation.per_class")
+        if selection.by == "set" and generation.per_class > MAX_SET_CANDIDATES:
+            raise ValueError(
+                f"loss_selection.by: a set is selected among at most {MAX_SET_CANDIDATES} texts per class, and "
+                f"generation.per_class={generation.per_class}; set text"
+            )
+        if selection.by == "set" and generation.method == "written":
+            raise ValueError("loss_selection.by: texts of method=written match no target; set text")
+        if generation.endpoint is not None and generation.method == "admm":
+            raise ValueError("generation.endpoint: method=admm writes no texts; set written or search")
+        tokens, max_tokens = generation.text_tokens, self.template.max_text_tokens
+        if tokens != "auto" and tokens > max_tokens:
+            raise ValueError(f"generation.text_tokens: {tokens} exceeds template.max_text_tokens={max_tokens}")
+        if generation.search.rounds and generation.search.draws < 2:
+            raise ValueError("generation.search.draws: the fluency term needs at least 2")
+        by_mean = self.target_gradient.centred and generation.matches == "mean"
+        if generation.loss == "distance" and not by_mean:
             raise ValueError(
                 "generation.loss: distance needs a mean gradient, so target_gradient.centred=true and "
                 "generation.matches=mean; or set cosine"
             )
-        if self.privacy.epsilon is not None:
-            self._check_private()
-        elif self.privacy.unit_column is not None:
-            raise ValueError(
-                "privacy.unit_column: without privacy.epsilon there is no guarantee per unit; set null"
-            )
-        return self
 
     def _check_full_gradient(self) -> None:
         if self.target_gradient.centred or self.target_gradient.space != "full":

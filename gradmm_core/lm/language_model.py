@@ -186,10 +186,10 @@ class LanguageModel:
 
     @cached_property
     def _last_mlp(self) -> nn.Module | None:
-        return last_mlp(self.model.base_model, self.probe)
+        return last_mlp(self.model.base_model, self.sample_ids)
 
     @property
-    def probe(self) -> Int[Tensor, "1 tokens"]:
+    def sample_ids(self) -> Int[Tensor, "1 tokens"]:
         """A short input for checks of the model."""
         return torch.arange(1, 9, device=self.device)[None] % self.embeddings.shape[0]
 

@@ -44,11 +44,11 @@ def layers_of(body: Any) -> nn.ModuleList:
 
 
 @torch.no_grad()
-def last_mlp(body: Any, probe: Tensor) -> nn.Module | None:
+def last_mlp(body: Any, sample_ids: Tensor) -> nn.Module | None:
     """Return the MLP of a body's last layer if `only_last` preserves the last hidden state, or None.
 
     Args:
-        probe: token ids of a short input, one row.
+        sample_ids: token ids of a short input, one row.
     """
     layers = layers_of(body)
     mlp = getattr(layers[-1], "mlp", None) if len(layers) else None
@@ -57,14 +57,14 @@ def last_mlp(body: Any, probe: Tensor) -> nn.Module | None:
     seen: list[tuple[Any, Any]] = []
     hook = mlp.register_forward_hook(lambda _mlp, inputs, output: seen.append((inputs, output)))
     try:
-        whole = body(input_ids=probe, use_cache=False).last_hidden_state
+        whole = body(input_ids=sample_ids, use_cache=False).last_hidden_state
     finally:
         hook.remove()
     # Excludes mixtures of experts, and MLPs with inputs other than hidden states.
     if len(seen) != 1 or not _maps_hidden_states(seen[0][0], seen[0][1], whole):
         return None
     with only_last(mlp, 1):
-        cut = body(input_ids=probe, use_cache=False).last_hidden_state
+        cut = body(input_ids=sample_ids, use_cache=False).last_hidden_state
     return mlp if torch.allclose(whole[:, -1], cut[:, -1], rtol=1e-2, atol=1e-3) else None
 
 

@@ -167,21 +167,21 @@ def check_model(language_model: LanguageModel, name: str) -> None:
     broken = next((name for name, weight in _named_weights(model) if not weight.isfinite().all()), None)
     if broken is not None:
         raise InputError(f"{name!r} has NaN or infinite weights in {broken}", "model.name", "repair the model")
-    probe = language_model.probe
+    ids = language_model.sample_ids
     seen: list[tuple[Tensor, Tensor]] = []
     hook = model.get_output_embeddings().register_forward_hook(
         lambda _module, inputs, output: seen.append((inputs[0], output))
     )
     try:
-        logits = model(input_ids=probe, use_cache=False).logits
+        logits = model(input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
     if not logits.isfinite().all():
         fix = "set model.dtype=float32" if language_model.body_dtype == torch.float16 else "repair the model"
         raise InputError(f"{name!r} gives NaN or infinite logits", "model.name", fix)
     head_input, head_output = seen[0]
-    hidden = language_model.hidden_states(input_ids=probe)
-    by_embedding = language_model.hidden_states(inputs_embeds=language_model.embed(probe))
+    hidden = language_model.hidden_states(input_ids=ids)
+    by_embedding = language_model.hidden_states(inputs_embeds=language_model.embed(ids))
     linear = language_model.logits(language_model.augment(hidden))
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(language_model.body_dtype, 3e-2)
     checks = {

@@ -75,7 +75,7 @@ def public_means(language_model: LanguageModel, template: TokenisedTemplate, tex
         if not len(means):
             means = of_rows.new_zeros(len(texts), of_rows.shape[1], dtype=torch.float64)
         means[rows] = of_rows.double()
-    first, middle, _ = (layer.shape[-1] for layer in language_model.layers(language_model.probe))
+    first, middle, _ = (layer.shape[-1] for layer in language_model.layers(language_model.sample_ids))
     centre = means.mean(dim=0)
     unit = float((means - centre)[:, first : first + middle].norm(dim=1).median())
     if not unit > 1e-9 * float(centre[first : first + middle].norm()):  # also if one is NaN
@@ -157,7 +157,7 @@ def middle_layer(language_model: LanguageModel) -> nn.Module:
     seen: list[Tensor] = []
     if middle < len(layers):
         with _before(layers[middle], lambda hidden: (seen.append(hidden), hidden)[1]), torch.no_grad():
-            expected = language_model.layers(language_model.probe)[1]
+            expected = language_model.layers(language_model.sample_ids)[1]
         if len(seen) == 1 and torch.equal(seen[0], expected):
             return layers[middle]
     raise InputError(

@@ -380,9 +380,9 @@ def test_texts_match_a_target_as_far_as_chance_does_not_explain_it(
 ) -> None:
     matched: dict[str, dict[int, torch.Tensor]] = {"generated": {}, "selected": {}}
 
-    def generated(language_model, template, target, space, *given):
-        matched["generated"][given[2].label] = target
-        return generate(language_model, template, target, space, *given)
+    def generated(request, target, *given):
+        matched["generated"][request.shard.label] = target
+        return generate(request, target, *given)
 
     def selected(label, target, **given):
         matched["selected"][label] = target

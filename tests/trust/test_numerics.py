@@ -31,7 +31,7 @@ from gradmm.errors import InputError
 from gradmm.filters.label_filter import filter_labels
 from gradmm.filters.loss_selection import select_by_loss
 from gradmm.filters.rows import filter_figures
-from gradmm.generation.generation import generate, generation_figures
+from gradmm.generation.generation import TextRequest, generate, generation_figures
 from gradmm.generation.shards import Shard
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.loading import check_model, load_language_model
@@ -65,7 +65,8 @@ def written(
     settings = GENERATION.model_copy(update={"method": method})
     target = torch.randn(model.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     shard = Shard(label=1, index=0, start=0, count=3)
-    return generate(model, template, target, FULL, words, "good", shard, tokens, HEAD, settings, 0)
+    request = TextRequest(model, template, words, "good", shard, tokens, settings, 0)
+    return generate(request, target, FULL, HEAD)
 
 
 def judged(

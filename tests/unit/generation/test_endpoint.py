@@ -13,7 +13,7 @@ from gradmm.config.settings import EndpointSettings, GenerationSettings, SearchS
 from gradmm.errors import InputError
 from gradmm.generation import endpoint
 from gradmm.generation.endpoint import ATTEMPTS, KEY_VARIABLE, EndpointSampler, check_endpoint
-from gradmm.generation.generation import generate, write
+from gradmm.generation.generation import TextRequest, generate, write
 from gradmm.generation.shards import Shard
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.sentences import PAD, SentenceEnds
@@ -63,7 +63,7 @@ def test_a_server_gets_the_instruction_and_how_much_to_write_and_nothing_else(
     monkeypatch.setenv(KEY_VARIABLE, "a-key")
     settings = GenerationSettings(endpoint=endpoint_of(served, temperature=0.5), whole_sentences=False)
     tilt = torch.randn(len(phi.embeddings), generator=torch.Generator().manual_seed(1))
-    texts = write(phi, template, INSTRUCTION, "good", Shard(1, 0, 0, 5), TOKENS, settings, 0, tilt)
+    texts = write(TextRequest(phi, template, INSTRUCTION, "good", Shard(1, 0, 0, 5), TOKENS, settings, 0, tilt))
     assert len(texts) == len(served.requests) == 5
     assert texts["log_perplexity"].notna().all()
     for headers, body in served.requests:
@@ -86,10 +86,8 @@ def test_a_search_without_rounds_keeps_the_best_of_the_served_texts(
             endpoint=endpoint_of(served),
             search=SearchSettings(draws=draws, rounds=0, fluency=0.0),
         )
-        return generate(
-            phi, template, target, FULL, INSTRUCTION, "good", Shard(1, 0, 0, 4), TOKENS,
-            TargetGradientSettings(), settings, 0,
-        )["matching_loss"].tolist()  # fmt: skip
+        request = TextRequest(phi, template, INSTRUCTION, "good", Shard(1, 0, 0, 4), TOKENS, settings, 0)
+        return generate(request, target, FULL, TargetGradientSettings())["matching_loss"].tolist()
 
     few, many = losses(2), losses(12)
     assert len(served.requests) == 4 * (2 + 12)

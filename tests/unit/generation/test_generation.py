@@ -19,7 +19,7 @@ from gradmm.config.settings import (
 )
 from gradmm.errors import InputError
 from gradmm.generation.constraints import TextConstraints
-from gradmm.generation.generation import check_generation, generate, generation_figures, write
+from gradmm.generation.generation import TextRequest, check_generation, generate, generation_figures, write
 from gradmm.generation.sampler import ModelSampler
 from gradmm.generation.shards import Shard, plan_shards
 from gradmm.generation.written import Writer
@@ -60,20 +60,8 @@ def texts(
     if matching != "head":
         size = sum(p.numel() for p in phi.model.parameters())
         target = torch.randn(size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    return generate(
-        phi,
-        template,
-        target,
-        FULL,
-        "they said\n",
-        "good",
-        shard,
-        TOKENS,
-        TargetGradientSettings.model_validate({"matching": matching}),
-        settings,
-        seed,
-        probe,
-    )
+    request = TextRequest(phi, template, "they said\n", "good", shard, TOKENS, settings, seed)
+    return generate(request, target, FULL, TargetGradientSettings.model_validate({"matching": matching}), probe)
 
 
 @METHODS
@@ -155,7 +143,7 @@ def as_written(
 ) -> pd.DataFrame:
     written = WrittenSettings(top_k=50, **changes)
     settings = GenerationSettings(written=written, batch_size=batch_size, whole_sentences=whole_sentences)
-    return write(phi, template, "they said\n", "good", shard, TOKENS, settings, seed)
+    return write(TextRequest(phi, template, "they said\n", "good", shard, TOKENS, settings, seed))
 
 
 def test_written_texts_depend_on_seed_label_and_number_only(

@@ -35,7 +35,7 @@ def test_the_last_positions_and_their_gradient_are_unchanged(tokenizer, family: 
 
 def test_a_layer_without_an_mlp_is_unchanged(tokenizer) -> None:
     lm = tiny_language_model(tokenizer, "opt")
-    assert last_mlp(lm.model.base_model, lm.probe) is None
+    assert last_mlp(lm.model.base_model, lm.sample_ids) is None
     x = torch.randn(2, 6, lm.embeddings.shape[1], dtype=torch.float64)
     assert torch.equal(lm.hidden_states(inputs_embeds=x, last=1), lm.hidden_states(inputs_embeds=x))
 
@@ -57,9 +57,9 @@ class Narrows(nn.Module):
 @pytest.mark.parametrize("mlp", [MixesPositions(), Narrows()])
 def test_an_mlp_that_is_not_pointwise_is_unchanged(tokenizer, mlp: nn.Module) -> None:
     lm = tiny_language_model(tokenizer, "phi")
-    assert last_mlp(lm.model.base_model, lm.probe) is not None
+    assert last_mlp(lm.model.base_model, lm.sample_ids) is not None
     lm.model.base_model.layers[-1].mlp = mlp
-    assert last_mlp(lm.model.base_model, lm.probe) is None
+    assert last_mlp(lm.model.base_model, lm.sample_ids) is None
 
 
 def test_matching_computes_only_the_response_positions(phi: LanguageModel, template: TokenisedTemplate) -> None:
