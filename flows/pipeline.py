@@ -80,6 +80,11 @@ class TargetContext:
     data: DataReference
     target: StageArtifact
 
+    def inputs(self, *splits: str) -> dict[str, Any]:
+        """Return the inputs that stages have in common: splits of the data, the model and the prompt template."""
+        data = {split: getattr(self.data, split) for split in splits}
+        return data | {"model": self.model, "prompt_template": self.prompt_template}
+
     @property
     def matching_inputs(self) -> dict[str, Any]:
         """Inputs shared by the stages that compare texts with the target."""

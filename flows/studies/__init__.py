@@ -1,1 +1,6 @@
-"""The studies of a recipe: `flows` has one flow for each, `study` the parts that they share."""
+"""The studies of a recipe.
+
+flows: one flow for each study.
+study: what they share.
+rivals: the stages of the rivals.
+"""

@@ -328,7 +328,7 @@ def distribution(
         measures=study.measure(texts, [size]),
         size=size,
         seed=seed,
-        **study.inputs("train", "test"),
+        **study.target_context.inputs("train", "test"),
     )
 
 
@@ -361,7 +361,7 @@ def _path_study(table: Task[..., StageArtifact]) -> Flow[..., StudyRecord]:
                 "made": trial.made,
                 "size": study.size,
                 "real": real,
-                **study.inputs("train"),
+                **study.target_context.inputs("train"),
                 # Only the settings that decide a path: others would change its cache key.
                 "settings": FinetuneEvalSettings(
                     steps=(steps,),

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any
 
 from prefect import Task
 from prefect.artifacts import create_markdown_artifact
@@ -33,9 +32,8 @@ from gradmm.flows.pipeline import (
     stage_runs,
 )
 from gradmm.flows.runtime.stage_runs import StageRuns
+from gradmm.flows.studies.rivals import Rival
 from gradmm.flows.ui.artifacts import UiArtifacts, artifact_key, never_failing
-from gradmm.generation.per_class import text_tokens
-from gradmm.lm.prompt import with_examples
 from gradmm.outputs.record import StageRecord, library_versions
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.storage.artifacts import Root, StageArtifact
@@ -46,9 +44,7 @@ from gradmm.studies.arm_recipes import (
     few_texts,
     rerank,
     soft_zero_shot,
-    unfiltered,
     with_epsilon,
-    with_instructions,
     without_release,
     written,
     zero_shot,
@@ -58,9 +54,6 @@ from gradmm.studies.arms import (
     PRODUCT,
     RIVALS,
     SOFT_ZERO_SHOT,
-    Adapters,
-    Epsvec,
-    FewShot,
     PrivateEvolution,
     private_arm,
 )
@@ -73,10 +66,6 @@ from gradmm.tasks.runtime.inputs import dataset_fingerprint, demo_material, draw
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records, releases_budget
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
-from gradmm.tasks.studies.dp_adapters import adapted_texts, private_adapters
-from gradmm.tasks.studies.epsvec import private_means, steered_texts
-from gradmm.tasks.studies.few_shot import private_examples
-from gradmm.tasks.studies.private_evolution import check_votes_budget, private_votes, variations
 from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
@@ -204,92 +193,13 @@ class Study:
         runs = self._variant_runs(f"{name}-{epsilon:g}", recipe, private_arm(epsilon, name).name)
         context = self.target_context
         count_records(runs.context, context.data.train)
-        match settings:
-            case PrivateEvolution():
-                texts = self._private_evolution(runs, recipe, settings)
-            case Epsvec():
-                texts = self._epsvec(runs, recipe, settings)
-            case FewShot():
-                texts = self._few_shot(runs, recipe, settings)
-            case Adapters():
-                texts = self._adapters(runs, recipe, settings)
+        texts = Rival(runs, recipe, context, self.recipe.texts_per_class).texts(settings)
         hard, soft = (
             labelled_texts(runs, without_release(recipe, labels), context, texts) for labels in ("hard", "soft")
         )
         return {
             private_arm(epsilon, name): dict.fromkeys(self.seeds, hard),
             private_arm(epsilon, f"{name}, soft labels"): dict.fromkeys(self.seeds, soft),
-        }
-
-    def _private_evolution(self, runs: StageRuns, recipe: Recipe, settings: PrivateEvolution) -> StageArtifact:
-        releases, writes = self._releasing(runs), self._writing(recipe) | {"variations": settings.variations}
-        releases |= {"iterations": settings.iterations, "per_class": self.recipe.texts_per_class}
-        texts = generated_texts(runs, recipe, self.target_context)
-        for iteration in range(settings.iterations):
-            if iteration:
-                texts = runs.run(variations, kept=texts, iteration=iteration, **writes)
-            elif runs.found(private_votes, texts=texts, **releases) is None:
-                check_votes_budget(runs.context, releases["mechanism"])
-            texts = runs.run(private_votes, texts=texts, **releases)
-        return texts
-
-    def _epsvec(self, runs: StageRuns, recipe: Recipe, settings: Epsvec) -> StageArtifact:
-        texts = generated_texts(runs, recipe, self.target_context)
-        means = runs.run(private_means, texts=texts, **self._releasing(runs))
-        steering = {"means": means, "strength": settings.strength}
-        return runs.run(steered_texts, texts=texts, **steering, **self._writing(recipe))
-
-    def _few_shot(self, runs: StageRuns, recipe: Recipe, settings: FewShot) -> StageArtifact:
-        releasing = self._releasing(runs)
-        released = runs.run(
-            private_examples,
-            **self._writing(recipe),
-            train=releasing["train"],
-            mechanism=releasing["mechanism"],
-            examples=settings.examples,
-            declared_records=recipe.privacy.declared_records,
-        ).read()
-        examples = released.groupby("label")["text"]
-        instructions = {
-            label: with_examples(instruction, examples.get_group(label))
-            for label, instruction in recipe.instructions.items()
-        }
-        recipe = unfiltered(with_instructions(recipe, instructions))
-        return filtered_texts(
-            runs, recipe, self.target_context, generated_texts(runs, recipe, self.target_context)
-        )
-
-    def _adapters(self, runs: StageRuns, recipe: Recipe, settings: Adapters) -> StageArtifact:
-        texts = generated_texts(runs, recipe, self.target_context)
-        adapters = runs.run(
-            private_adapters,
-            **self.inputs("train"),
-            **settings._asdict(),
-            instructions=recipe.instructions,
-            mechanism=self._releasing(runs)["mechanism"],
-            seed=recipe.seed,
-        )
-        adapted = {"adapters": adapters, "rank": settings.rank}
-        return runs.run(adapted_texts, texts=texts, **adapted, **self._writing(recipe))
-
-    def _releasing(self, runs: StageRuns) -> dict[str, Any]:
-        """Return the inputs of the stages by which a rival releases."""
-        context, mechanism = self.target_context, runs.plan.mechanism
-        assert mechanism is not None  # there is an epsilon
-        return self.inputs("train") | {
-            "space": context.space,
-            "matching": context.plan.target,
-            "mechanism": mechanism.model_copy(update={"clipping_norm": 1.0}),
-        }
-
-    def _writing(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the inputs of the stages by which a rival writes."""
-        target = self.target_context.target
-        return self.inputs() | {
-            "instructions": recipe.instructions,
-            "text_tokens": {c.label: text_tokens(recipe, c.label, target) for c in recipe.classes},
-            "generation": recipe.generation,
-            "seed": recipe.seed,
         }
 
     def check_rows(self, rows: int) -> None:
@@ -321,7 +231,7 @@ class Study:
         if arm.source == "coreset":
             # The largest selection that any size can need: other sizes select nothing anew.
             per_class = self.recipe.texts_per_class
-            selected = self.runs.run(coresets, **self.inputs("train"), per_class=per_class)
+            selected = self.runs.run(coresets, **self.target_context.inputs("train"), per_class=per_class)
             return dict.fromkeys(self.seeds, selected)
         if arm.name == CALIBRATED:
             # The stage that labels by the calibrated model measures its offset, whatever texts it labels.
@@ -445,17 +355,11 @@ class Study:
                 made=None if texts is None else [texts[seed] for seed in self.seeds],
                 sizes=arm.sizes(sizes),
                 seeds=list(self.seeds),
-                **self.inputs("train", "test"),
+                **self.target_context.inputs("train", "test"),
             )
             for arm, texts in arms.items()
             if arm.source != "nothing" and arm.name != ALL_ROWS
         ]
-
-    def inputs(self, *splits: str) -> dict[str, object]:
-        """Return the inputs that stages have in common: splits of the data, the model and the prompt template."""
-        context = self.target_context
-        data = {split: getattr(context.data, split) for split in splits}
-        return data | {"model": context.model, "prompt_template": context.prompt_template}
 
     def finish(
         self,
