@@ -68,9 +68,50 @@ def write_report(
     Raises:
         KeyError: if a stage lacks a required figure.
     """
-    from gradmm.outputs import plots  # late: importing matplotlib takes most of a second
-    from gradmm.outputs.plot_style import svg
+    names = run.recipe.class_names
+    stages = {stage.stage: stage for stage in run.stages}
+    evaluation = run.stage("finetune_eval").figures
+    best, worst = best_and_worst(texts)
+    html = (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            run=run,
+            names=names,
+            model=public_model_name(run),
+            grades=grades(run),
+            verdict=verdict(run),
+            grade_rules=RULES,
+            glossary=meanings(shown_terms(run)),
+            costs=costs(run),
+            guarantee_table=guarantee_table(run),
+            epsilons=epsilon_table(run.guarantee),
+            how_made=how_texts_were_made(run),
+            purposes={name: stage_sentence(name) for name in stages},
+            results={name: stage_result(stage, run.recipe) for name, stage in stages.items()},
+            figures={name: stage_figures(stage, run.recipe) for name, stage in stages.items()},
+            evaluations=EVALUATIONS,
+            parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
+            survivors=survivors(run.stages, names),
+            accuracies=accuracy_rows(evaluation, run.recipe),
+            claimed=bool(_claim(run)),
+            comparison=comparison,
+            compared=compared,
+            resemblance=resemblance_rows(compared),
+            by_class=class_tables(finetune, names),
+            plots=_plots(run, generated, texts, finetune, audit, compared),
+            audit_runs=audit.to_dict("records"),
+            has_losses=has_losses(texts),
+            best=best.to_dict("records"),
+            worst=worst.to_dict("records"),
+            recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
+            inputs_yaml=_yaml({"data": run.data, "model": run.model}),
+        )
+    )
+    publish(path, html.encode())
 
+
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gradmm.outputs"),
         autoescape=True,  # select_autoescape does not recognise .html.jinja
@@ -85,13 +126,26 @@ def write_report(
         "duration": duration,
         "title": stage_title,
     }
+    return environment
+
+
+def _plots(
+    run: RunRecord,
+    generated: pd.DataFrame,
+    texts: pd.DataFrame,
+    finetune: pd.DataFrame,
+    audit: pd.DataFrame,
+    compared: Resemblance,
+) -> dict[str, Markup]:
+    """Draw the pictures that the run has the figures for."""
+    from gradmm.outputs import plots  # late: importing matplotlib takes most of a second
+    from gradmm.outputs.plot_style import svg
+
     names = run.recipe.class_names
-    stages = {stage.stage: stage for stage in run.stages}
-    evaluation = run.stage("finetune_eval").figures
     left = survivors(run.stages, names)
     drawn = {
         "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
-        "accuracy": plots.accuracy_by_step(finetune, evaluation),
+        "accuracy": plots.accuracy_by_step(finetune, run.stage("finetune_eval").figures),
         "lengths": plots.lengths(compared),
         "map": plots.text_map(compared),
         "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
@@ -104,40 +158,7 @@ def write_report(
         drawn["cosines"] = plots.cosines(*cosines)
     if run.guarantee.in_words:
         drawn["trade_off"] = plots.trade_off(run.guarantee)
-    best, worst = best_and_worst(texts)
-    html = environment.get_template("report.html.jinja").render(
-        run=run,
-        names=names,
-        model=public_model_name(run),
-        grades=grades(run),
-        verdict=verdict(run),
-        grade_rules=RULES,
-        glossary=meanings(shown_terms(run)),
-        costs=costs(run),
-        guarantee_table=guarantee_table(run),
-        epsilons=epsilon_table(run.guarantee),
-        how_made=how_texts_were_made(run),
-        purposes={name: stage_sentence(name) for name in stages},
-        results={name: stage_result(stage, run.recipe) for name, stage in stages.items()},
-        figures={name: stage_figures(stage, run.recipe) for name, stage in stages.items()},
-        evaluations=EVALUATIONS,
-        parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
-        survivors=left,
-        accuracies=accuracy_rows(evaluation, run.recipe),
-        claimed=bool(_claim(run)),
-        comparison=comparison,
-        compared=compared,
-        resemblance=resemblance_rows(compared),
-        by_class=class_tables(finetune, names),
-        plots={name: Markup(svg(each)) for name, each in drawn.items()},  # svg escapes all texts
-        audit_runs=audit.to_dict("records"),
-        has_losses=has_losses(texts),
-        best=best.to_dict("records"),
-        worst=worst.to_dict("records"),
-        recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
-        inputs_yaml=_yaml({"data": run.data, "model": run.model}),
-    )
-    publish(path, html.encode())
+    return {name: Markup(svg(each)) for name, each in drawn.items()}  # svg escapes all texts
 
 
 @dataclass(frozen=True)
