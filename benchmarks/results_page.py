@@ -62,6 +62,7 @@ STUDIES = (
     "rotten_tomatoes-texts",
     "sst2-texts",
     "emotions-six-2000",
+    "emotions-six-1000-steps",
     "imdb-2000",
 )
 
