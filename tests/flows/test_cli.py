@@ -527,7 +527,7 @@ def test_publish_refuses_what_is_no_release_and_what_has_no_guarantee(recipe_fil
     (folder,) = (tmp_path / "root" / "runs").iterdir()
     finished = gradmm("publish", folder, "--repo", "acme/texts")
     assert finished.status == 2
-    assert "without_guarantee" in finished.err
+    assert "without-guarantee" in finished.err
     assert gradmm("publish", folder.name, "--root", tmp_path / "root", "--repo", "acme/texts").err == finished.err
 
 
