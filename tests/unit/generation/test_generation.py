@@ -270,8 +270,8 @@ def test_a_batch_that_does_not_fit_into_memory_gives_the_same_texts_in_parts(
     whole = texts(phi, template, Shard(1, 0, 0, 5), method=method)
     make = getattr(generation, makers[method])
 
-    def in_little_memory(task):
-        solve = make(task)
+    def in_little_memory(request, objective):
+        solve = make(request, objective)
 
         def solve_two(numbers: range):
             if len(numbers) > 2:
