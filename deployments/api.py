@@ -98,15 +98,13 @@ def distil(
         InputError: for a name, data, columns or settings that cannot be used.
         BudgetExhausted: if the release would exceed the privacy budget of the data.
     """
-    place = location(str(root))
+    place, model = location(str(root)), str(model)
     if recipe_name(name) != name:
         raise InputError(f"{name!r} is not a valid name", "name", f"use {recipe_name(name)!r}")
     with for_the_owner_only():
         Root(path=place).prepare()
         with _as_file(data, name, place) as source:
-            values = yaml.safe_load(
-                recipe_text(shape_of(source, text, label), str(model), first_token_of(str(model)))
-            )
+            values = yaml.safe_load(recipe_text(shape_of(source, text, label), model, first_token_of(model)))
             values["name"] = name
             values["privacy"]["epsilon"] = epsilon
             if not isinstance(data, str | Path):

@@ -10,6 +10,7 @@ from gradmm.flows.pipeline import TargetContext, filtered_texts, generated_texts
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.generation.per_class import text_tokens
 from gradmm.lm.prompt import with_examples
+from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.arm_recipes import unfiltered, with_instructions
 from gradmm.studies.arms import Adapters, Epsvec, FewShot, PrivateEvolution
@@ -48,15 +49,15 @@ class Rival:
                 return self._adapters(settings)
 
     def _private_evolution(self, settings: PrivateEvolution) -> StageArtifact:
-        runs, releases = self.runs, self._releasing
-        releases |= {"iterations": settings.iterations, "per_class": self.per_class}
+        runs = self.runs
+        releases = self._releasing | {"iterations": settings.iterations, "per_class": self.per_class}
         texts = self._public_texts
         for iteration in range(settings.iterations):
             if iteration:
                 varied = {"variations": settings.variations, "iteration": iteration}
                 texts = runs.run(variations, kept=texts, **varied, **self._writing)
             elif runs.found(private_votes, texts=texts, **releases) is None:
-                check_votes_budget(runs.context, releases["mechanism"])
+                check_votes_budget(runs.context, self._mechanism)
             texts = runs.run(private_votes, texts=texts, **releases)
         return texts
 
@@ -67,12 +68,11 @@ class Rival:
         return self.runs.run(steered_texts, texts=texts, **steering, **self._writing)
 
     def _few_shot(self, settings: FewShot) -> StageArtifact:
-        releasing = self._releasing
         released = self.runs.run(
             private_examples,
             **self._writing,
-            train=releasing["train"],
-            mechanism=releasing["mechanism"],
+            train=self.context.data.train,
+            mechanism=self._mechanism,
             examples=settings.examples,
             declared_records=self.recipe.privacy.declared_records,
         ).read()
@@ -91,7 +91,7 @@ class Rival:
             **self.context.inputs("train"),
             **settings._asdict(),
             instructions=self.recipe.instructions,
-            mechanism=self._releasing["mechanism"],
+            mechanism=self._mechanism,
             seed=self.recipe.seed,
         )
         adapted = {"adapters": adapters, "rank": settings.rank}
@@ -104,14 +104,19 @@ class Rival:
 
     @property
     def _releasing(self) -> dict[str, Any]:
-        """The inputs of the stages that release."""
-        mechanism = self.runs.plan.mechanism
-        assert mechanism is not None  # there is an epsilon
+        """The inputs of the stages that release sums."""
         return self.context.inputs("train") | {
             "space": self.context.space,
             "matching": self.context.plan.target,
-            "mechanism": mechanism.model_copy(update={"clipping_norm": 1.0}),
+            "mechanism": self._mechanism,
         }
+
+    @property
+    def _mechanism(self) -> GaussianMechanism:
+        """The mechanism of its guarantee, for vectors of at most length 1."""
+        mechanism = self.runs.plan.mechanism
+        assert mechanism is not None  # there is an epsilon
+        return mechanism.model_copy(update={"clipping_norm": 1.0})
 
     @property
     def _writing(self) -> dict[str, Any]:

@@ -206,7 +206,7 @@ class Study:
         """Check that train has enough rows of each class for a draw.
 
         Raises:
-            InputError: if it has not.
+            InputError: if a class has fewer rows than the draw takes.
         """
         train = dataset_fingerprint(self.runs.context).train
         drawn = drawn_rows(self.runs.context, train, rows, seed=0).rows

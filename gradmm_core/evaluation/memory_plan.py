@@ -22,7 +22,7 @@ from gradmm.config.recipe import Recipe
 from gradmm.config.settings import ExecutionSettings
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import PART_SIZE
-from gradmm.evaluation.trainable import check_in_memory
+from gradmm.evaluation.trainable import SUGGESTED_RANK, check_in_memory
 from gradmm.generation.search import texts_per_pass
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.loading import LARGE_MODEL
@@ -43,9 +43,6 @@ WRITING, GRADIENTS, GRADIENTS_IN_FLOAT64, SCORES = 12, 12, 28, 16
 
 #: A container's memory limit, in bytes, or "max" (cgroup v2).
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
-#: Rank that is suggested where fine-tuning all parameters does not fit.
-SUGGESTED_RANK = 16
 
 #: Stages whose work is divided among `execution.workers`.
 SHARDED = ("generation", "finetune_eval")
@@ -145,8 +142,8 @@ class _Shape(NamedTuple):
 def memory_plan(recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate) -> MemoryPlan:
     """Compute what a run takes on the model's device, and check that it is there.
 
-    Of a model that is spread over several devices, it is the one with the embeddings, a copy of the head and the
-    logits.
+    For a model spread over several devices, this is the device that holds the embeddings, the copy of the head and
+    the logits.
 
     Raises:
         InputError: for the first stage that does not fit, with the settings that would; or if fine-tuning trains

@@ -10,11 +10,14 @@ from transformers.pytorch_utils import Conv1D
 from gradmm.config.extras import check_installed
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.loading import read_pretrained
+from gradmm.lm.loading import device_map_of, read_pretrained
 from gradmm.lm.model_reference import ModelReference
 
 #: Factor of an adapter's product, alpha / rank in the paper's terms.
 LORA_SCALE = 2
+
+#: Rank that is suggested where fine-tuning all parameters does not fit.
+SUGGESTED_RANK = 16
 
 
 def trainable_model(
@@ -30,9 +33,9 @@ def trainable_model(
         seed: draws the adapters' A.
 
     Raises:
-        InputError: if a weight to train is kept on the disk or outside its GPU, or if peft is not installed.
+        InputError: if a weight to train is offloaded, or if peft is not installed.
     """
-    device_map = placement if isinstance(placement, str) else None
+    device_map = device_map_of(str(placement))
     if lora_rank is None:
         reference = reference.model_copy(update={"dtype": "float32"})
         model = read_pretrained(reference, str(placement))
@@ -74,8 +77,9 @@ def _place_adapters(layer: Any) -> None:
         adapter.to(hook.execution_device)
 
 
-def check_in_memory(model: Any, where: str = "finetune_eval.lora_rank") -> None:
+def check_in_memory(model: Any) -> None:
     """Raise an InputError if weights are offloaded, which cannot be trained: they are read anew for each pass."""
     if any(weight.is_meta for weight in model.parameters()):
         problem = "some weights do not fit on the devices, and all are to be trained"
-        raise InputError(problem, where, f"set {where}=16, which trains adapters")
+        where = "finetune_eval.lora_rank"
+        raise InputError(problem, where, f"set {where}={SUGGESTED_RANK}, which trains adapters")

@@ -2,6 +2,6 @@
 
 teacher: the calibrated model together with the released probe.
 labelling: the columns of labelled texts, and their figures.
-release_warnings: what a run says of a release before it is charged.
+release_warnings: messages about a release, logged before it is charged.
 hard_rows: texts repeated with labels in proportion to their probabilities.
 """

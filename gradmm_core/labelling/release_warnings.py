@@ -1,4 +1,4 @@
-"""What a run says of a release before it is charged."""
+"""Messages about a release, logged before it is charged."""
 
 from __future__ import annotations
 

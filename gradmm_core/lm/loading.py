@@ -54,20 +54,21 @@ def forget_large_model(language_model: LanguageModel) -> None:
 @lru_cache(maxsize=1)  # memory for one model
 def _load(reference: ModelReference, device: str, attention: str) -> LanguageModel:
     model = read_pretrained(reference, device, attention)
-    language_model = LanguageModel(
-        model.eval().requires_grad_(False),
-        _read_tokenizer(reference),
-        reference,
-        device if device in DEVICE_MAPS else None,
-    )
+    tokenizer = _read_tokenizer(reference)
+    language_model = LanguageModel(model.eval().requires_grad_(False), tokenizer, reference, device_map_of(device))
     check_model(language_model, reference.name)
     check_tokenizer(language_model, reference.name)
     return language_model
 
 
+def device_map_of(device: str) -> str | None:
+    """Return how `device` spreads a model over several devices; None if it names one."""
+    return device if device in DEVICE_MAPS else None
+
+
 def fastest_attention(device: str) -> str:
     """Return the fused kernel for a GPU. On a CPU it takes twice as long for sentences in bfloat16."""
-    on_cpu = device == "cpu" or (device in DEVICE_MAPS and not torch.cuda.is_available())
+    on_cpu = device == "cpu" or (device_map_of(device) and not torch.cuda.is_available())
     return "eager" if on_cpu else "sdpa"
 
 
@@ -76,7 +77,7 @@ def read_pretrained(reference: ModelReference, device: str, attention: str | Non
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if device in DEVICE_MAPS:
+    if device_map := device_map_of(device):
         check_installed("accelerate", "lora", "model.device")
     logging.disable_progress_bar()  # loading is fast
     try:
@@ -88,12 +89,12 @@ def read_pretrained(reference: ModelReference, device: str, attention: str | Non
                 attn_implementation=attention or fastest_attention(device),
                 trust_remote_code=reference.trust_remote_code,
                 use_safetensors=True,
-                device_map=device if device in DEVICE_MAPS else None,
+                device_map=device_map,
             )
     except Exception as error:  # files from elsewhere can cause any error
         raise unusable_model(reference.name, error) from error
     _fuse_activations(model)
-    if device in DEVICE_MAPS:
+    if device_map:
         return _with_outputs_on_one_device(model, reference.name)
     try:
         return model.to(device)  # pyright: ignore[reportArgumentType]  (a decorator hides its signature)

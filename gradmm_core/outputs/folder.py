@@ -10,7 +10,7 @@ from gradmm.metrics.resemblance import Resemblance
 from gradmm.outputs.comparison import newest_comparison
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.release import write_release
-from gradmm.outputs.report import write_report
+from gradmm.outputs.report import ReportRows, write_report
 from gradmm.storage.artifacts import Root, StageArtifact, publish
 from gradmm.storage.location import Location, create
 
@@ -38,16 +38,8 @@ def write_run(
     labelled = texts.read()
     generated = record.stage("generation").read(["loss_history"])
     write_release(folder / "release", record, labelled)
-    write_report(
-        folder / "report.html",
-        record,
-        generated,
-        labelled,
-        evaluation.read(),
-        audit.read(),
-        compared,
-        newest_comparison(root, record),
-    )
+    rows = ReportRows(generated, labelled, evaluation.read(), audit.read(), compared)
+    write_report(folder / "report.html", record, rows, newest_comparison(root, record))
     publish(folder / "run.json", record.model_dump_json(indent=2).encode())
     return record
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jinja2
@@ -45,24 +45,28 @@ OTHER_TERMS = ("precision", "recall", "F1", "vocabulary", "words that the other 
 EVALUATIONS = ("finetune_eval", "mia_audit", "mechanism_audit", "memorisation", "contamination")
 
 
-def write_report(
-    path: Location,
-    run: RunRecord,
-    generated: pd.DataFrame,
-    texts: pd.DataFrame,
-    finetune: pd.DataFrame,
-    audit: pd.DataFrame,
-    compared: Resemblance,
-    comparison: Comparison | None = None,
-) -> None:
+class ReportRows(NamedTuple):
+    """The rows that a report tabulates and draws.
+
+    Attributes:
+        generated: of the stage `generation`; only `loss_history` is used.
+        texts: the labelled texts.
+        finetune: of the stage `finetune_eval`.
+        audit: of the stage `mia_audit`.
+        compared: the texts and as many real ones.
+    """
+
+    generated: pd.DataFrame
+    texts: pd.DataFrame
+    finetune: pd.DataFrame
+    audit: pd.DataFrame
+    compared: Resemblance
+
+
+def write_report(path: Location, run: RunRecord, rows: ReportRows, comparison: Comparison | None = None) -> None:
     """Write the report atomically, readable by its owner only: its figures are measured on private data.
 
     Args:
-        generated: rows of the stage `generation`; only `loss_history` is used.
-        texts: the labelled texts.
-        finetune: rows of the stage `finetune_eval`.
-        audit: rows of the stage `mia_audit`.
-        compared: the texts and as many real ones.
         comparison: with other ways of making training texts; None if none was made.
 
     Raises:
@@ -71,42 +75,39 @@ def write_report(
     names = run.recipe.class_names
     stages = {stage.stage: stage for stage in run.stages}
     evaluation = run.stage("finetune_eval").figures
-    best, worst = best_and_worst(texts)
-    html = (
-        _environment()
-        .get_template("report.html.jinja")
-        .render(
-            run=run,
-            names=names,
-            model=public_model_name(run),
-            grades=grades(run),
-            verdict=verdict(run),
-            grade_rules=RULES,
-            glossary=meanings(shown_terms(run)),
-            costs=costs(run),
-            guarantee_table=guarantee_table(run),
-            epsilons=epsilon_table(run.guarantee),
-            how_made=how_texts_were_made(run),
-            purposes={name: stage_sentence(name) for name in stages},
-            results={name: stage_result(stage, run.recipe) for name, stage in stages.items()},
-            figures={name: stage_figures(stage, run.recipe) for name, stage in stages.items()},
-            evaluations=EVALUATIONS,
-            parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
-            survivors=survivors(run.stages, names),
-            accuracies=accuracy_rows(evaluation, run.recipe),
-            claimed=bool(_claim(run)),
-            comparison=comparison,
-            compared=compared,
-            resemblance=resemblance_rows(compared),
-            by_class=class_tables(finetune, names),
-            plots=_plots(run, generated, texts, finetune, audit, compared),
-            audit_runs=audit.to_dict("records"),
-            has_losses=has_losses(texts),
-            best=best.to_dict("records"),
-            worst=worst.to_dict("records"),
-            recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
-            inputs_yaml=_yaml({"data": run.data, "model": run.model}),
-        )
+    best, worst = best_and_worst(rows.texts)
+    template = _environment().get_template("report.html.jinja")
+    html = template.render(
+        run=run,
+        names=names,
+        model=public_model_name(run),
+        grades=grades(run),
+        verdict=verdict(run),
+        grade_rules=RULES,
+        glossary=meanings(shown_terms(run)),
+        costs=costs(run),
+        guarantee_table=guarantee_table(run),
+        epsilons=epsilon_table(run.guarantee),
+        how_made=how_texts_were_made(run),
+        purposes={name: stage_sentence(name) for name in stages},
+        results={name: stage_result(stage, run.recipe) for name, stage in stages.items()},
+        figures={name: stage_figures(stage, run.recipe) for name, stage in stages.items()},
+        evaluations=EVALUATIONS,
+        parquet=[(stage, read_line(stage), link(path, stage)) for stage in run.stages],
+        survivors=survivors(run.stages, names),
+        accuracies=accuracy_rows(evaluation, run.recipe),
+        claimed=bool(_claim(run)),
+        comparison=comparison,
+        compared=rows.compared,
+        resemblance=resemblance_rows(rows.compared),
+        by_class=class_tables(rows.finetune, names),
+        plots=_plots(run, rows),
+        audit_runs=rows.audit.to_dict("records"),
+        has_losses=has_losses(rows.texts),
+        best=best.to_dict("records"),
+        worst=worst.to_dict("records"),
+        recipe_yaml=_yaml(run.recipe.model_dump(mode="json")),
+        inputs_yaml=_yaml({"data": run.data, "model": run.model}),
     )
     publish(path, html.encode())
 
@@ -129,14 +130,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _plots(
-    run: RunRecord,
-    generated: pd.DataFrame,
-    texts: pd.DataFrame,
-    finetune: pd.DataFrame,
-    audit: pd.DataFrame,
-    compared: Resemblance,
-) -> dict[str, Markup]:
+def _plots(run: RunRecord, rows: ReportRows) -> dict[str, Markup]:
     """Draw the pictures that the run has the figures for."""
     from gradmm.outputs import plots  # late: importing matplotlib takes most of a second
     from gradmm.outputs.plot_style import svg
@@ -145,15 +139,15 @@ def _plots(
     left = survivors(run.stages, names)
     drawn = {
         "survivors": plots.survivors(list(names.values()), [s.stage for s in left], [s.by_class for s in left]),
-        "accuracy": plots.accuracy_by_step(finetune, run.stage("finetune_eval").figures),
-        "lengths": plots.lengths(compared),
-        "map": plots.text_map(compared),
-        "roc": plots.roc(audit, run.stage("mia_audit").figures, **_claim(run)),
+        "accuracy": plots.accuracy_by_step(rows.finetune, run.stage("finetune_eval").figures),
+        "lengths": plots.lengths(rows.compared),
+        "map": plots.text_map(rows.compared),
+        "roc": plots.roc(rows.audit, run.stage("mia_audit").figures, **_claim(run)),
     }
     if run.recipe.labelling.labels == "soft":
-        drawn["confidence"] = plots.confidence(texts, list(names.values()))
-    if generated["loss_history"].map(len).any():  # texts that are kept as written have no losses
-        drawn["loss_history"] = plots.loss_history(generated)
+        drawn["confidence"] = plots.confidence(rows.texts, list(names.values()))
+    if rows.generated["loss_history"].map(len).any():  # texts that are kept as written have no losses
+        drawn["loss_history"] = plots.loss_history(rows.generated)
     if cosines := noise_cosines(run.plan, names, run.stages):
         drawn["cosines"] = plots.cosines(*cosines)
     if run.guarantee.in_words:

@@ -17,7 +17,6 @@ import pytest
 import torch
 from pandas.testing import assert_frame_equal
 from transformers import PreTrainedTokenizerFast
-from transformers.integrations import accelerate
 
 from gradmm.config.loading import validate_recipe
 from gradmm.config.recipe import Recipe
@@ -41,9 +40,9 @@ from gradmm.storage.artifacts import METADATA_KEY
 from gradmm.storage.location import Location
 from gradmm.target import checkpoint, record_batches
 from gradmm.tasks.runtime.registry import RUN_STAGES
-from tests.conftest import tiny_language_model
 from tests.flows.conftest import STAGES_OF_THE_PAPER, tiny_recipe_values
 from tests.served_model import MODEL, WORDS, served_model
+from tests.spread_model import in_memory, limit_memory
 
 EVERY_STAGE = [*STAGES_OF_THE_PAPER, "memorisation"]
 
@@ -476,10 +475,8 @@ def test_a_model_with_layers_on_the_disk_goes_through_every_stage(
     tokenizer: PreTrainedTokenizerFast,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = tiny_language_model(tokenizer, "phi", dtype=torch.float32, num_hidden_layers=6)
-    model.model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    monkeypatch.setattr(accelerate, "get_max_memory", lambda *_: {"cpu": model.weight_bytes * 2 // 3})
+    model = in_memory(tokenizer, tmp_path / "model", "phi", "float32")
+    limit_memory(monkeypatch, {"cpu": model.weight_bytes * 2 // 3})
     spread = []
     gather = loading._with_outputs_on_one_device
     monkeypatch.setattr(

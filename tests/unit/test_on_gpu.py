@@ -35,10 +35,10 @@ from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, make_batch, tokenise_template
 from tests.conftest import tiny_language_model
+from tests.spread_model import in_memory, limit_memory
 from tests.unit.generation.test_generation import as_written, texts
 from tests.unit.gradients.test_head_gradient import autograd_head_gradient
 from tests.unit.lm.test_bfloat16_product import check_losses_of_hidden_states
-from tests.unit.lm.test_loading import in_memory, limit_memory
 from tests.unit.target.test_record_batches import FAMILIES, check_bits, check_sensitivity
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

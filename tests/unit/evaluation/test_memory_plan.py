@@ -19,10 +19,11 @@ from gradmm.evaluation import memory_plan as module
 from gradmm.evaluation.memory_plan import LIBRARIES, finetuning_bytes, memory_plan
 from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.loading import read_pretrained
+from gradmm.lm.loading import load_language_model, read_pretrained
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from tests.conftest import tiny_language_model
+from tests.spread_model import in_memory, limit_memory
 from tests.unit.evaluation.test_trainable import CPU, FAMILIES, RANK, saved
 
 STAGES = ["target_space", "target_gradient", "generation", "labelling", "finetune_eval", "mia_audit"]
@@ -242,3 +243,24 @@ def test_what_is_available_is_what_the_process_has_and_what_is_free_within_a_con
     assert module._available_bytes(CPU) == pytest.approx(own + 1000, rel=0.1)
     (tmp_path / "memory.max").write_text("4096\n")
     assert module._available_bytes(CPU) == 4096
+
+
+@pytest.mark.usefixtures("roomy")
+def test_of_a_spread_model_what_is_on_its_first_device_counts(
+    tokenizer: PreTrainedTokenizerFast,
+    template: TokenisedTemplate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = in_memory(tokenizer, tmp_path, "phi", "bfloat16")
+    limit_memory(monkeypatch, {"cpu": whole.weight_bytes * 2 // 3})
+    assert whole.reference is not None
+    spread = load_language_model(whole.reference, "balanced")
+    elsewhere = whole.weight_bytes - spread.bytes_on_device
+    assert elsewhere > 0
+    adapted = recipe(finetune_eval={"lora_rank": 2})
+    one, other = (memory_plan(adapted, each, template).stages for each in (whole, spread))
+    assert {one[stage] - other[stage] for stage in ("target_gradient", "generation", "labelling")} == {elsewhere}
+    assert one["mia_audit"] - other["mia_audit"] > elsewhere  # the trained copy is spread too
+    with pytest.raises(InputError, match="some weights do not fit on the devices, and all are to be trained"):
+        memory_plan(recipe(), spread, template)

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
-from transformers.integrations import accelerate
 
-from gradmm.config.settings import ModelSettings
 from gradmm.errors import InputError
 from gradmm.evaluation.trainable import trainable_model
 from gradmm.gradients.head_gradient import head_gradients
@@ -23,23 +21,10 @@ from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt import PromptCache
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import make_batch, tokenise_template
-from tests.conftest import tiny_language_model
+from tests.spread_model import in_memory, limit_memory
 
 FAMILIES = ("phi", "llama", "gpt2", "opt")
 TEXTS = [[5, 9, 23, 7], [8, 40]]
-
-
-def in_memory(tokenizer: PreTrainedTokenizerFast, folder: Path, family: str, dtype: str) -> LanguageModel:
-    layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 6}
-    tiny_language_model(tokenizer, family, dtype=torch.float32, **layers).model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return load_language_model(ModelSettings.model_validate({"name": str(folder), "dtype": dtype}), "cpu")
-
-
-def limit_memory(monkeypatch: pytest.MonkeyPatch, sizes: dict[int | str, int]) -> None:
-    """Have accelerate use at most these bytes of GPUs, by number, and of "cpu"; other weights stay on the disk."""
-    monkeypatch.setattr(accelerate, "get_max_memory", lambda *_: dict(sizes))
-    loading._load.cache_clear()
 
 
 @pytest.fixture(params=[(family, dtype) for family in FAMILIES for dtype in ("float32", "bfloat16")])

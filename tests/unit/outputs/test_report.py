@@ -22,6 +22,7 @@ from gradmm.outputs.glossary import GLOSSARY, entry, meanings
 from gradmm.outputs.grades import RULES, grades
 from gradmm.outputs.record import RunRecord
 from gradmm.outputs.report import (
+    ReportRows,
     best_and_worst,
     class_tables,
     costs,
@@ -130,7 +131,8 @@ def compared_with(texts: pd.DataFrame) -> Resemblance:
 def report(tmp_path: Path, run: RunRecord, texts: pd.DataFrame, seeds: int = 3, audits: int = 10) -> Page:
     finetune = finetune_rows(seeds, len(run.recipe.classes))
     path = tmp_path / "report.html"
-    write_report(path, run, generated_rows(), texts, finetune, audit_rows(audits), compared_with(texts))
+    rows = ReportRows(generated_rows(), texts, finetune, audit_rows(audits), compared_with(texts))
+    write_report(path, run, rows)
     return Page(path.read_text())
 
 
@@ -569,7 +571,8 @@ def test_synthetic_and_real_texts_are_compared_without_a_word_of_the_real_ones(
 def test_no_texts_are_compared_with_no_texts(tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame) -> None:
     path = tmp_path / "report.html"
     nothing = resemblance([], [], seed=0)
-    write_report(path, private_run, generated_rows(), texts, finetune_rows(), audit_rows(), nothing)
+    rows = ReportRows(generated_rows(), texts, finetune_rows(), audit_rows(), nothing)
+    write_report(path, private_run, rows)
     assert "words per text, median and quartiles none none" in Page(path.read_text()).words
 
 
@@ -595,7 +598,8 @@ def test_other_arms_are_shown_beside_synthetic_and_real(
     rows = pd.concat([rows, rows[rows["arm"] == "real"].assign(arm="rerank")])
     path = tmp_path / "report.html"
     run = with_figures(private_run, "finetune_eval", **more)
-    write_report(path, run, generated_rows(), texts, rows, audit_rows(), compared_with(texts))
+    rows = ReportRows(generated_rows(), texts, rows, audit_rows(), compared_with(texts))
+    write_report(path, run, rows)
     page = Page(path.read_text())
     assert "rerank texts 73.8 ± 1.0%" in page.words
     assert "on rerank texts 74.0% after 200 steps" in str(page.tags("svg")[5]["aria-label"])
@@ -616,8 +620,8 @@ def test_a_comparison_is_shown_and_else_how_to_make_one(
         }
     )
     path = tmp_path / "compared.html"
-    frames = (generated_rows(), texts, finetune_rows(), audit_rows(), compared_with(texts))
-    write_report(path, private_run, *frames, comparison=Comparison("20260103-reviews-compare", table))
+    rows = ReportRows(generated_rows(), texts, finetune_rows(), audit_rows(), compared_with(texts))
+    write_report(path, private_run, rows, comparison=Comparison("20260103-reviews-compare", table))
     page = Page(path.read_text())
     assert "in the comparison 20260103-reviews-compare of these settings" in page.words
     assert "before – 60.0% 0% 1 <b>rerank</b> 20 70.2 ± 1.1% 34% 3 gradmm 20 75.0 ± 1.2% 50% 3" in page.words
