@@ -45,7 +45,6 @@ from gradmm.studies.arm_recipes import (
     rerank,
     soft_zero_shot,
     with_epsilon,
-    without_release,
     written,
     zero_shot,
 )
@@ -181,11 +180,11 @@ class Study:
         return self.variant(f"epsilon-{epsilon:g}", with_epsilon(self.recipe, epsilon), private_arm(epsilon).name)
 
     def rival(self, name: str, epsilon: float) -> dict[Arm, Texts]:
-        """Release texts by another method under a guarantee: one release, whose texts all seeds share.
+        """Release by another method under a guarantee, once, and let every seed write texts from it.
 
         Returns:
             Two arms of the same texts: with the labels that they were written for, and labelled by the calibrated
-            model.
+            model, with the classes' shares where the release counts them.
         """
         settings = RIVALS[name]
         factor = 1 + settings.variations if isinstance(settings, PrivateEvolution) else 1
@@ -193,13 +192,11 @@ class Study:
         runs = self._variant_runs(f"{name}-{epsilon:g}", recipe, private_arm(epsilon, name).name)
         context = self.target_context
         count_records(runs.context, context.data.train)
-        texts = Rival(runs, recipe, context, self.recipe.texts_per_class).texts(settings)
-        hard, soft = (
-            labelled_texts(runs, without_release(recipe, labels), context, texts) for labels in ("hard", "soft")
-        )
+        per_class = self.recipe.texts_per_class
+        rival = Rival(runs, self.quiet, recipe, context, per_class, settings, self.seeds)
         return {
-            private_arm(epsilon, name): dict.fromkeys(self.seeds, hard),
-            private_arm(epsilon, f"{name}, soft labels"): dict.fromkeys(self.seeds, soft),
+            private_arm(epsilon, name): rival.labelled("hard"),
+            private_arm(epsilon, f"{name}, soft labels"): rival.labelled("soft"),
         }
 
     def check_rows(self, rows: int) -> None:

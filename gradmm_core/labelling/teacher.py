@@ -192,8 +192,20 @@ def teacher_of(
     if not counts:
         return teacher
     noise, records = min(counts, key=lambda each: each[0])
-    smoothed = records + PRIOR_RECORDS + noise
-    return dataclasses.replace(teacher, log_shares=(smoothed / smoothed.sum()).log())
+    return dataclasses.replace(teacher, log_shares=log_class_shares(records, noise))
+
+
+def log_class_shares(
+    records: Float[Tensor, " classes"], noise: Float[Tensor, " classes"] | float
+) -> Float[Tensor, " classes"]:
+    """Return the log of the classes' shares of the records, towards equal ones the fewer and noisier these are.
+
+    Args:
+        records: noisy numbers; negative ones count as 0.
+        noise: their standard deviations.
+    """
+    smoothed = records.clamp_min(0.0) + PRIOR_RECORDS + noise
+    return (smoothed / smoothed.sum()).log()
 
 
 def _answer_shift(public: Mapping[int, Readings], moments: Moments) -> Float[Tensor, " classes"]:

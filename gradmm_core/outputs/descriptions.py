@@ -35,6 +35,7 @@ STAGES = {
     "private_examples": "write examples by noisy sums of the answers to records (DP few-shot)",
     "private_adapters": "train adapters of the model by DP-SGD",
     "adapted_texts": "write texts by the adapted model",
+    "class_shares": "let a rival's soft labels know the classes' released shares",
     "arm_eval": "fine-tune on one arm, at one size and with one seed",
     "tfidf_eval": "train a TF-IDF classifier on one arm, with one seed",
     "arm_measures": "measure one arm's fluency, diversity and distance to real text",

@@ -33,7 +33,7 @@ from gradmm.lm.last_mlp import layers_of
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import CONSTANT
-from gradmm.rivals.releases import exact_sum
+from gradmm.rivals.releases import counted_records, exact_sum
 from gradmm.rivals.texts import texts_like
 from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, means_in_batches
@@ -130,20 +130,21 @@ def released_vectors(
     Every call draws fresh noise: one more release.
 
     Returns:
-        The vector v of each class, and the noisy number of its records: the rows and figures of the stage
-        `private_means`.
+        The vector v of each class, and the noisy number of its records with the noise's standard deviation: the
+        rows and figures of the stage `private_means`.
     """
     exact = torch.stack([*sums.values()])
     noisy = exact + torch.from_numpy(mechanism.noise(tuple(exact.shape)))
-    noisy = noisy * (1 + CONSTANT**2) ** 0.5
+    largest_norm = (1 + CONSTANT**2) ** 0.5
+    noisy = noisy * largest_norm
     vectors, records = {}, {}
     for label, total in zip(sums, noisy, strict=True):
-        count = max(1.0, float(total[-1]) / CONSTANT)
-        vectors[label] = public.unit * (total[:-1] / count - public.of_class[label].cpu())
-        records[str(label)] = count
-    lengths = {str(label): float(vector.norm()) for label, vector in vectors.items()}
+        records[label] = float(total[-1]) / CONSTANT
+        mean = total[:-1] / max(1.0, records[label])
+        vectors[label] = public.unit * (mean - public.of_class[label].cpu())
     table = to_table({label: vector[None] for label, vector in vectors.items()})
-    return table, {"records": records, "length": lengths}
+    counted = counted_records(records, dict.fromkeys(records, mechanism.sigma * largest_norm / CONSTANT))
+    return table, counted | {"length": {str(label): float(vector.norm()) for label, vector in vectors.items()}}
 
 
 def middle_layer(language_model: LanguageModel) -> nn.Module:

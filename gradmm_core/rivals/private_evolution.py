@@ -44,7 +44,7 @@ from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.lm.token_passes import ComputeMeter
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.privacy.mechanism import GaussianMechanism
-from gradmm.rivals.releases import UNFILTERED
+from gradmm.rivals.releases import UNFILTERED, counted_records
 from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, means_in_batches
 from gradmm.target.record_batches import RecordBatches
@@ -108,7 +108,8 @@ def voted_texts(
 
     Returns:
         The kept texts of each class, the one with the most votes first, with the columns of a filter; and, by
-        label, the number of candidates and the sum of the noisy votes of those kept.
+        label, the number of candidates, the sum of the noisy votes of those kept, and that of all, which is the
+        noisy number of records.
     """
     noisy = noisy_votes(votes, mechanism)
     kept, of_kept = [], {}
@@ -118,7 +119,11 @@ def voted_texts(
         of_kept[str(label)] = float(of_class[best].sum())
     rows = pd.concat(kept, ignore_index=True).assign(**UNFILTERED, predicted=pd.NA)
     candidates = {str(label): len(of_class) for label, of_class in votes.items()}
-    return rows, {"candidates": candidates, "noisy_votes_of_kept": of_kept}
+    counted = counted_records(
+        {label: float(of_class.sum()) for label, of_class in noisy.items()},
+        {label: mechanism.sigma * len(of_class) ** 0.5 for label, of_class in noisy.items()},
+    )
+    return rows, {"candidates": candidates, "noisy_votes_of_kept": of_kept} | counted
 
 
 @torch.no_grad()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,25 @@ def rival_release(
         stage_key=key,
         settings_key=settings_key,
     )
+
+
+def counted_records(records: Mapping[int, float], deviations: Mapping[int, float]) -> dict[str, dict[str, float]]:
+    """Return the figures of a release that counts each class's records, see `read_records`.
+
+    Args:
+        records: noisy numbers, by label.
+        deviations: standard deviations of their noise.
+    """
+    figures = {"records": records, "records_deviation": deviations}
+    return {name: {str(label): value for label, value in of_class.items()} for name, of_class in figures.items()}
+
+
+def read_records(figures: Mapping[str, Any]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the noisy number of each class's records, and the noise's standard deviations, by label."""
+    records, deviations = (
+        {int(label): value for label, value in figures[name].items()} for name in ("records", "records_deviation")
+    )
+    return records, deviations
 
 
 def exact_sum(

@@ -202,6 +202,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         [("weight", pa.string()), ("values", pa.list_(pa.field("element", pa.float32())))]
     ),
     "adapted_texts": pa.schema(_RANKED),
+    "class_shares": pa.schema(_LABELLED),
     "arm_eval": pa.schema([*_FINETUNING, ("size", pa.int64()), ("texts", pa.int64())]),
     # The learning rate and the steps are 0.
     "tfidf_eval": pa.schema([*_EVALUATION, ("size", pa.int64()), ("texts", pa.int64())]),

@@ -13,7 +13,7 @@ from gradmm.evaluation.arm import ALL_ROWS
 from gradmm.evaluation.tfidf_classifier import INVERSE_PENALTIES
 from gradmm.metrics.intervals import CONFIDENCE, MIN_SEEDS, SeedMean
 from gradmm.outputs.markdown import markdown_table
-from gradmm.studies.arms import CLASSIFIER, PRODUCT, RIVALS
+from gradmm.studies.arms import CLASSIFIER, PRODUCT, RIVALS, PrivateEvolution
 from gradmm.studies.compare import MEASURES
 from gradmm.studies.record import StudyRecord
 
@@ -116,8 +116,8 @@ def notes(record: StudyRecord) -> list[str]:
 def _varied_by_seeds(record: StudyRecord) -> str:
     """Say what the intervals include."""
     parts = [_STUDY_SEEDS.get(record.study, _SEEDS)]
-    if any(arm.partition(",")[0] in RIVALS for arm in record.arms):
-        parts.append("The texts of a rival are the same for all.")
+    if any(isinstance(RIVALS.get(arm.partition(",")[0]), PrivateEvolution) for arm in record.arms):
+        parts.append("The texts of Private Evolution are its release, and the same for all.")
     if any(guarantee.epsilon is not None for guarantee in (record.guarantee, *record.guarantees.values())):
         parts.append("The intervals do not include the draw of the noise.")
     return " ".join(parts)

@@ -27,13 +27,14 @@ RUN_STAGES = {
 #: Stages of studies only.
 STUDY_STAGES = {
     "coresets": 1,
-    "private_votes": 1,
+    "private_votes": 2,
     "variations": 1,
-    "private_means": 1,
+    "private_means": 2,
     "steered_texts": 1,
     "private_examples": 1,
     "private_adapters": 1,
     "adapted_texts": 1,
+    "class_shares": 1,
     "arm_measures": 3,
     "tfidf_eval": 2,
     "compare": 4,

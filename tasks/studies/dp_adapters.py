@@ -94,14 +94,19 @@ def adapted_texts(
     text_tokens: dict[int, int],
     generation: GenerationSettings,
     rank: int,
+    adapters_seed: int,
     seed: int,
 ) -> Outcome:
-    """Write as many texts as the model's own, by the model with the released adapters."""
+    """Write as many texts as the model's own, by the model with the released adapters.
+
+    Args:
+        adapters_seed: that of `private_adapters`.
+    """
     from gradmm.rivals.dp_adapters import AdaptedModel
     from gradmm.rivals.texts import texts_like
 
     language_model, template = read_model(context, model, prompt_template)
-    adapted = AdaptedModel.of(language_model, rank, seed)
+    adapted = AdaptedModel.of(language_model, rank, adapters_seed)
     adapted.load(adapters.read())
     models = adapted.language_model, language_model
     return texts_like(texts.read(), *models, template, instructions, text_tokens, generation, seed)

@@ -28,6 +28,8 @@ from gradmm.flows.distil import distil
 from gradmm.flows.studies.flows import compare
 from gradmm.outputs.record import StageRecord
 from gradmm.privacy.ledger import Ledger, composed_epsilon
+from gradmm.rivals.class_shares import with_class_shares
+from gradmm.rivals.releases import read_records
 from gradmm.storage.artifacts import Root
 from gradmm.studies.arms import ARMS, PRODUCT
 from gradmm.studies.measures import TextReader, text_measures
@@ -87,6 +89,11 @@ def executed(record: StudyRecord) -> Counter[str]:
 
 def stages(record: StudyRecord, name: str) -> list[StageRecord]:
     return [stage for stage in record.stages if stage.stage == name]
+
+
+def texts_of(record: StudyRecord, stage: str) -> set[tuple[str, ...]]:
+    """The different sets of texts that a stage wrote."""
+    return {tuple(artifact.read()["text"]) for artifact in stages(record, stage)}
 
 
 def test_every_arm_is_there_at_every_size_and_a_second_comparison_only_reads(root: Path, recipe: Recipe) -> None:
@@ -347,11 +354,17 @@ def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe:
     assert table["seeds"][names].tolist() == [2, 2]
     rounds = [stage.read() for stage in stages(record, "private_votes")]
     assert [len(rows) for rows in rounds] == [6] * 10
-    labelled = [stage.read() for stage in stages(record, "labelling")]
     chosen = set(rounds[-1]["text"])
-    hard, soft = (rows for rows in labelled if set(rows["text"]) == chosen)
+    labelled = [rows for stage in stages(record, "labelling") if set((rows := stage.read())["text"]) == chosen]
+    hard, soft = labelled[0], labelled[-1]
     assert all(max(row) == 1 for row in hard["probabilities"])
     assert not any(max(row) == 1 for row in soft["probabilities"])
+    shared = stages(record, "class_shares")[0]
+    last = stages(record, "private_votes")[-1].figures
+    expected, _ = with_class_shares(soft, *read_records(last), recipe.class_names)
+    np.testing.assert_allclose(np.stack([*shared.read()["probabilities"]]), np.stack([*expected["probabilities"]]))
+    assert last["records"].keys() == {"0", "1"}
+    assert "The texts of Private Evolution are its release" in study_page(record)
 
 
 def test_texts_of_two_strengths_are_steered_by_one_release(
@@ -374,8 +387,11 @@ def test_texts_of_two_strengths_are_steered_by_one_release(
         assert [release.epsilon for release in releases] == pytest.approx([1.0, 1.0], rel=1e-6)
     assert executed(record) == {"mechanism_audit": 1}
     assert [len(rows) for rows in real_rows.values()] == [1, 1]  # the same for all arms, however they are labelled
-    once, twice = (stage.read() for stage in stages(record, "steered_texts"))
-    assert once["text"].tolist() != twice["text"].tolist()
+    assert len(texts_of(record, "steered_texts")) == 4  # one for each strength and seed
+    assert len(stages(record, "private_means")) == 2
+    assert len({stage.sha256 for stage in stages(record, "private_means")}) == 1
+    assert len(stages(record, "class_shares")) == 4
+    assert "Private Evolution" not in study_page(record)
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 4
 
 
@@ -383,6 +399,7 @@ def test_examples_are_released_once_and_the_texts_are_written_after_them(
     rival_recipe: Recipe, tmp_path: Path
 ) -> None:
     names = [f"dp-few-shot{labels}, epsilon 1" for labels in ("", ", soft labels")]
+    others = texts_of(compare(rival_recipe, tmp_path, (4,), ("before",), (1.0,)), "generation")
     for _ in range(2):
         record = compare(rival_recipe, tmp_path, (4,), ("before", "dp-few-shot"), (1.0,))
         assert record.arms == ("before", PRODUCT, f"{PRODUCT}, epsilon 1", *names)
@@ -392,6 +409,7 @@ def test_examples_are_released_once_and_the_texts_are_written_after_them(
     assert executed(record) == {"mechanism_audit": 1}
     (examples,) = (stage.read() for stage in stages(record, "private_examples"))
     assert examples["label"].value_counts().to_dict() == {0: 4, 1: 4}
+    assert len(texts_of(record, "generation") - others) == 2  # one for each seed
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
 
 
@@ -409,13 +427,14 @@ def test_adapters_are_released_once_and_write_the_texts(rival_recipe: Recipe, tm
     (adapters,) = (stage.read() for stage in stages(record, "private_adapters"))
     assert all(".lora_B." in name for name in adapters["weight"])
     assert np.concatenate(adapters["values"].tolist()).any()
+    assert len(texts_of(record, "adapted_texts")) == 2  # one for each seed
     made, again = (each.making_seconds for each in records)
     assert list(made) == [PRODUCT, f"{PRODUCT}, epsilon 1", names[0]]
-    assert list(made[names[0]]) == ["generation", "private_adapters", "adapted_texts", "labelling"]
+    assert list(made[names[0]]) == ["private_adapters", "generation", "adapted_texts", "labelling"]
     assert again == {}
     page = study_page(records[0])
     assert f"- {names[0]}: " in page
-    assert ", private_adapters " in page
+    assert "(private_adapters " in page
     assert record.table.read().set_index("arm")["seeds"][names].tolist() == [2] * 2
 
 

@@ -200,7 +200,7 @@ def test_a_class_without_records_has_a_vector_of_noise(setting: Setting) -> None
     _, _, public = setting
     table, figures = released_vectors(sums_of(setting, LabelledTexts(GOOD, (1,) * 4)), public, make_mechanism(1.0))
     assert matrix_of(table, 0).isfinite().all()
-    assert figures["records"]["0"] >= 1.0
+    assert abs(figures["records"]["0"]) < 6 * figures["records_deviation"]["0"]
 
 
 @pytest.mark.parametrize("family", ["phi", "gpt2", "llama", "opt", "gemma2"])
