@@ -122,10 +122,11 @@ def test_a_run_has_one_server_that_keeps_its_records_and_ends_with_it(
         text=True,
     ) as run:
         children: dict[int, psutil.Process] = {}
-        while run.poll() is None:
+        while True:  # not until poll() tells of its end: communicate would not have returned all output
             children |= {child.pid: child for child in _servers(run.pid)}
             try:
                 out, err = run.communicate(timeout=0.3)
+                break
             except subprocess.TimeoutExpired:
                 continue
     assert run.returncode == 0, err
