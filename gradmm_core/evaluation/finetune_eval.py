@@ -1,9 +1,10 @@
 """Evaluate the synthetic texts by fine-tuning a model on them, and on equally many real texts.
 
-The protocol follows the paper (GRADMM, section 5): Adam on all parameters (or on adapters, for models that are too
-large for that), linear decay of the learning rate to zero, the loss of the response tokens. The paper reports the
-checkpoint that is best on the test set. `summarise` gives this figure, and the unbiased one of the checkpoint that
-was chosen on the validation set.
+The protocol follows the paper (GRADMM, section 5): Adam on all parameters, linear decay of the learning rate to
+zero, the loss of the response tokens. The paper reports the checkpoint that is best on the test set. `summarise`
+gives this figure, and the unbiased one of the checkpoint that was chosen on the validation set. Models that are
+too large for that train adapters, with learning rates that would diverge at once: theirs rise from zero
+(`ADAPTER_WARMUP`), and gradients are clipped (`ADAPTER_MAX_NORM`).
 
 Each arm has a schedule of its own, a learning rate and a number of steps. The grid is the same for all arms.
 """
@@ -25,6 +26,7 @@ from jaxtyping import Float, Int
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
 from tqdm import tqdm
+from transformers import get_linear_schedule_with_warmup
 
 from gradmm.config.settings import FinetuneEvalSettings
 from gradmm.data.examples import Examples, HeldOut
@@ -43,6 +45,12 @@ logger = logging.getLogger(__name__)
 #: Examples per backward pass. Two passes over halves of similar length are faster than one pass over a batch that
 #: is padded to its longest text, by a quarter for sst2 on a CPU. The gradient is the same.
 PART_SIZE = 8
+
+#: Share of the steps in which the learning rate of adapters rises from zero.
+ADAPTER_WARMUP = 0.1
+
+#: Norm that the gradient of all adapters together is clipped to.
+ADAPTER_MAX_NORM = 1.0
 
 #: Whether each row of the test split is answered correctly, in their order, which is the same for all arms.
 #: Missing for validation.
@@ -101,14 +109,18 @@ class Finetuning:
         language_model = self.fresh_model(seed)
         trained = [weights for weights in language_model.model.parameters() if weights.requires_grad]
         optimizer = torch.optim.Adam(trained, lr=learning_rate, fused=True)
-        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+        adapters = self.settings.lora_rank is not None
+        warmup = round(ADAPTER_WARMUP * steps) if adapters else 0
+        scheduler = get_linear_schedule_with_warmup(optimizer, warmup, steps)
         batches = epoch_batches(len(examples), self.settings.batch_size, steps, seed)
         losses = []
         for step, rows in enumerate(tqdm(batches, desc=description, disable=None, leave=False), start=1):
             losses.append(self._accumulate_gradient(language_model, examples.take(rows)))
+            if adapters:
+                torch.nn.utils.clip_grad_norm_(trained, ADAPTER_MAX_NORM)
             optimizer.step()
             optimizer.zero_grad()
-            decay.step()
+            scheduler.step()
             if step % self.settings.evaluate_every == 0 or step == steps:
                 yield step, language_model
         if not torch.stack(losses).isfinite().all():

@@ -18,9 +18,9 @@ RUN_STAGES = {
     "loss_selection": 6,
     "category_balance": 3,
     "labelling": 2,
-    "arm_eval": 6,
+    "arm_eval": 7,
     "finetune_eval": 6,
-    "mia_audit": 4,
+    "mia_audit": 5,
     "memorisation": 1,
 }
 
@@ -44,7 +44,7 @@ STUDY_STAGES = {
     "scale": 3,
     "epsilon": 5,
     "distribution": 1,
-    "gradient_path": 3,
+    "gradient_path": 4,
     "gradients": 1,
     "bounds": 1,
 }

@@ -76,7 +76,7 @@ class Low(nn.Module):
         return weight + 2 * self.b @ self.a
 
 
-def test_training_is_adam_with_linear_decay_on_the_factors(
+def test_training_is_adam_with_warmup_linear_decay_and_clipping_on_the_factors(
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, tmp_path: Path
 ) -> None:
     """The plain loop: weights parametrised, rows one by one, unfused Adam, a manually set learning rate."""
@@ -94,8 +94,9 @@ def test_training_is_adam_with_linear_decay_on_the_factors(
     examples = separable(12)
     parameters = [each for low in trained.values() for each in (low.a, low.b)]
     optimizer = torch.optim.Adam(parameters, lr=0.0)
-    for step, rows in enumerate(epoch_batches(12, 5, 6, seed=3)):
-        optimizer.param_groups[0]["lr"] = 5e-3 * (6 - step) / 6
+    norms = []
+    for step, rows in enumerate(epoch_batches(12, 5, 20, seed=3)):
+        optimizer.param_groups[0]["lr"] = 5e-3 * min(step / 2, (20 - step) / 18)
         optimizer.zero_grad()
         losses = []
         for row in rows:
@@ -104,8 +105,13 @@ def test_training_is_adam_with_linear_decay_on_the_factors(
             logits = plain.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -len(response) - 1 : -1]
             losses.append(nn.functional.cross_entropy(logits, torch.tensor(response)))
         torch.stack(losses).mean().backward()
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        norms.append(torch.cat([each.flatten() for each in gradients]).norm().item())
+        for gradient in gradients:
+            gradient /= max(norms[-1], 1)
         optimizer.step()
-    tuned = dict(finetuning.finetune(examples, Schedule(5e-3, 6), seed=3).model.named_parameters())
+    assert min(norms) > 1
+    tuned = dict(finetuning.finetune(examples, Schedule(5e-3, 20), seed=3).model.named_parameters())
     for name, low in trained.items():
         for factor, expected in (("A", low.a), ("B", low.b)):
             full_name = f"model.{name}.lora_{factor}.default.weight"
