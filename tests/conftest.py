@@ -14,6 +14,7 @@ from typing import Any
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
 
 import absl.logging
+import jaxtyping
 import pytest
 import torch
 from filelock import FileLock
@@ -306,6 +307,20 @@ LONG_FILES = (
     "test_ui_artifacts",
     "test_demo_material",
 )
+
+
+#: Tests of which a case has been set up.
+_seen: set[str] = set()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check the shapes of arrays in the first case of each test only, which saves a third of the unit tier's time.
+
+    The nightly tests check them in all cases.
+    """
+    test = item.nodeid.partition("[")[0]
+    jaxtyping.config.update("jaxtyping_disable", test in _seen and PROFILE != "nightly")
+    _seen.add(test)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,8 +64,15 @@ def sums_of(
 
 
 @pytest.mark.parametrize("family", ["phi", "phi3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sampler", ["floating-point", "discrete"])
+@pytest.mark.parametrize(
+    ("dtype", "sampler"),
+    [
+        (torch.float32, "floating-point"),
+        (torch.bfloat16, "floating-point"),
+        (torch.float32, "discrete"),
+        pytest.param(torch.bfloat16, "discrete", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize(("rows_per_unit", "covariance"), [(1, "records"), (20, "records"), (20, "public")])
 def test_no_unit_moves_the_sums_by_more_than_the_sensitivity(
     tokenizer: PreTrainedTokenizerFast,
