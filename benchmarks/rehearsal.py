@@ -29,7 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from benchmarks.load import MIB, SENTENCES, recipe_values, run_here, write_data
 from gradmm import load_recipe
 from gradmm.demo.grammar import private_rows
-from gradmm.evaluation.memory_plan import linear_layers, memory_plan
+from gradmm.evaluation.memory_plan import memory_plan
+from gradmm.evaluation.trainable import linear_layers
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.loading import forget_large_model, load_language_model
 from gradmm.lm.prompt_template import PromptTemplate
@@ -144,7 +145,7 @@ def pass_speed(model: LanguageModel) -> str:
     """Compare the body's multiplications per second with those of a matrix product of the same number of rows."""
     texts, tokens = 16, 32
     ids = torch.randint(len(model.embeddings), (texts, tokens))
-    weights = sum(layer.weight.numel() for layer in linear_layers(model.model))
+    weights = sum(layer.weight.numel() for layer in linear_layers(model.model).values())
     left, right = (torch.randn(rows, 4096).to(model.body_dtype) for rows in (texts * tokens, 4096))
 
     def rate(multiplications: int, work: Callable[[], object]) -> float:

@@ -552,8 +552,8 @@ class FinetuneEvalSettings(Settings):
     batch_size: Count = Field(default=16, description="Examples in a step.")
     lora_rank: Count | None = Field(
         default=None,
-        description="Train LoRA adapters of this rank, 16 for instance, instead of all parameters: for models too "
-        "large for that. They want larger learning rates. Needs gradmm[lora].",
+        description="Train LoRA adapters of this rank, 64 for instance, instead of all parameters: for models too "
+        "large for that. They want larger learning rates and more steps. Needs gradmm[lora].",
     )
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
         default=(3e-5, 1e-4, 3e-4), description="Of Adam, decaying linearly to zero. One is chosen, see steps."

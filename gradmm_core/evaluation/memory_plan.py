@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 import psutil
 import torch
-from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import ExecutionSettings
 from gradmm.errors import InputError
 from gradmm.evaluation.finetune_eval import PART_SIZE
-from gradmm.evaluation.trainable import SUGGESTED_RANK, check_in_memory
+from gradmm.evaluation.trainable import SUGGESTED_RANK, check_in_memory, linear_layers
 from gradmm.generation.search import texts_per_pass
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.loading import LARGE_MODEL
@@ -94,7 +92,7 @@ class _Shape(NamedTuple):
         biased = getattr(output, "bias", None) is not None
         copied = biased or language_model.head_dtype != language_model.body_dtype
         half = number if searched and language_model.body_dtype == torch.bfloat16 else 0
-        linear = [max(layer.weight.shape) for layer in linear_layers(language_model.model)]
+        linear = [max(layer.weight.shape) for layer in linear_layers(language_model.model).values()]
         return cls(
             vocabulary=vocabulary,
             width=width,
@@ -167,14 +165,9 @@ def finetuning_bytes(language_model: LanguageModel, lora_rank: int | None) -> in
     """Compute the bytes of one fine-tuning's weights, gradients and moments."""
     if lora_rank is None:
         return BYTES_PER_TRAINED * sum(each.numel() for each in language_model.model.parameters())
-    trained = sum(lora_rank * sum(layer.weight.shape) for layer in linear_layers(language_model.model))
+    adapted = [layer.weight for layer in linear_layers(language_model.model).values()]
+    trained = sum(lora_rank * sum(weight.shape) for weight in (*adapted, language_model.embeddings))
     return language_model.weight_bytes + BYTES_PER_TRAINED * trained
-
-
-def linear_layers(model: nn.Module) -> list[nn.Linear | Conv1D]:
-    """Return the body's, those that get adapters; Conv1D is GPT-2's, whose weight is transposed."""
-    body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
-    return [layer for layer in body.modules() if isinstance(layer, nn.Linear | Conv1D)]
 
 
 def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTemplate) -> dict[str, int]:

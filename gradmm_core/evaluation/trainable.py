@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from gradmm.config.extras import check_installed
@@ -17,7 +19,7 @@ from gradmm.lm.model_reference import ModelReference
 LORA_SCALE = 2
 
 #: Rank that is suggested where fine-tuning all parameters does not fit.
-SUGGESTED_RANK = 16
+SUGGESTED_RANK = 64
 
 
 def trainable_model(
@@ -27,33 +29,59 @@ def trainable_model(
 
     Args:
         placement: a device, or one of `DEVICE_MAPS`.
-        lora_rank: None trains all parameters, in float32. Otherwise W becomes W + 2 B A in each linear layer of
-            the body (LoRA, Hu et al. 2021): W stays as it is, in the reference's dtype, and A (rank x inputs) and
-            B (outputs x rank) are trained in float32. B begins at zero, so the model is the same before training.
-        seed: draws the adapters' A.
+        lora_rank: None trains all parameters, in float32. Otherwise adapters are trained, see `adapted_model`.
 
     Raises:
         InputError: if a weight to train is offloaded, or if peft is not installed.
     """
-    device_map = device_map_of(str(placement))
-    if lora_rank is None:
-        reference = reference.model_copy(update={"dtype": "float32"})
-        model = read_pretrained(reference, str(placement))
-        check_in_memory(model)
-        return LanguageModel(model, tokenizer, device_map=device_map)
+    if lora_rank is not None:
+        return adapted_model(reference, tokenizer, placement, lora_rank, seed)
+    model = read_pretrained(reference.model_copy(update={"dtype": "float32"}), str(placement))
+    check_in_memory(model)
+    return LanguageModel(model, tokenizer, device_map=device_map_of(str(placement)))
+
+
+def adapted_model(
+    reference: ModelReference,
+    tokenizer: Any,
+    placement: torch.device | str,
+    rank: int,
+    seed: int,
+    embeddings: bool = True,
+) -> LanguageModel:
+    """Load a model with adapters of its linear layers and of its embeddings (LoRA, Hu et al. 2021).
+
+    The weight W of a linear layer of the body becomes W + 2 B A, with A (rank x inputs) and B (outputs x rank).
+    The embeddings E (vocabulary x width) become E + 2 / sqrt(rank) A^T B^T, with A (rank x vocabulary) and B
+    (width x rank): peft draws this B with a variance of 1, and the other A with one of 1 / (3 inputs). W and E
+    stay as they are, in the reference's dtype; A and B require gradients, in float32. One of the two begins at
+    zero, so the model is the same before training. A head that is tied to E stays as it is.
+
+    Args:
+        seed: draws the factors that do not begin at zero.
+        embeddings: whether these have an adapter too. Texts whose words the model hardly knows teach less without.
+
+    Raises:
+        InputError: if peft is not installed.
+    """
     check_installed("peft", "lora", "finetune_eval.lora_rank")
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
     model = read_pretrained(reference, str(placement))
+    adapted = {model.get_input_embeddings()} if embeddings else set()
+    of_embeddings = [name for name, layer in model.named_modules() if layer in adapted]
     config = LoraConfig(
-        r=lora_rank,
-        lora_alpha=LORA_SCALE * lora_rank,
-        target_modules="all-linear",
+        r=rank,
+        lora_alpha=LORA_SCALE * rank,
+        target_modules=[*linear_layers(model), *of_embeddings],
+        alpha_pattern=dict.fromkeys(of_embeddings, LORA_SCALE * rank**0.5),
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.base_model.modules()),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
+        # That merged adapters of one of them would change both: these are never merged.
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied layer is part")
         inject_adapter_in_model(config, model)  # freezes all other parameters
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
@@ -61,7 +89,18 @@ def trainable_model(
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return LanguageModel(model.eval(), tokenizer, device_map=device_map)
+    return LanguageModel(model.eval(), tokenizer, device_map=device_map_of(str(placement)))
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
+    """Return the body's, by their names in the model; Conv1D is GPT-2's, whose weight is transposed."""
+    body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
+    of_body = {*body.modules()}
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer in of_body
+    }
 
 
 def _place_adapters(layer: Any) -> None:

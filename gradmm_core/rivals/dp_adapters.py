@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gradmm.data.splits import LabelledTexts
-from gradmm.evaluation.trainable import trainable_model
+from gradmm.evaluation.trainable import adapted_model
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import prompt_ids
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
@@ -69,10 +69,8 @@ class AdaptedModel:
     def of(cls, language_model: LanguageModel, rank: int, seed: int) -> AdaptedModel:
         """Load the model of `language_model` anew, with adapters whose A are drawn by `seed`."""
         assert language_model.reference is not None  # it was loaded from files
-        adapted = trainable_model(
-            language_model.reference, language_model.tokenizer, language_model.placement, rank, seed
-        )
-        return cls(adapted)
+        reference, placement = language_model.reference, language_model.placement
+        return cls(adapted_model(reference, language_model.tokenizer, placement, rank, seed, embeddings=False))
 
     def __post_init__(self) -> None:
         for name, parameter in self.language_model.model.named_parameters():

@@ -17,7 +17,7 @@ from tests.unit.config.test_recipe import MINIMAL
 
 NEEDS = (
     ("privacy={epsilon: 0.5, declared_records: 500, sampler: discrete}", "opendp", "privacy.sampler", "discrete"),
-    ("finetune_eval.lora_rank=16", "peft", "finetune_eval.lora_rank", "lora"),
+    ("finetune_eval.lora_rank=64", "peft", "finetune_eval.lora_rank", "lora"),
     ("model.device=balanced", "accelerate", "model.device", "lora"),
 )
 

@@ -177,7 +177,7 @@ def test_a_large_model_does_not_stay_beside_the_one_that_is_trained(
 @pytest.mark.parametrize(
     ("blocks", "short_of", "fix"),
     [
-        ({}, "finetune_eval", r"set finetune_eval.lora_rank=16 \(\d+\.\d GiB\)$"),
+        ({}, "finetune_eval", r"set finetune_eval.lora_rank=2 \(\d+\.\d GiB\)$"),
         (
             {"execution": {"runner": "processes", "workers": 3}, "finetune_eval": {"lora_rank": 2}},
             "finetune_eval",
@@ -200,7 +200,9 @@ def test_what_does_not_fit_is_refused_with_what_would(
     short_of: str,
     fix: str,
 ) -> None:
-    # Sizes of this model tell nothing in GiB: its trained numbers and its logits count a thousandfold.
+    # Sizes of this model tell nothing in GiB: its trained numbers and its logits count a thousandfold. Adapters of
+    # the suggested rank have more weights than all of it.
+    monkeypatch.setattr(module, "SUGGESTED_RANK", 2)
     monkeypatch.setattr(module, "LIBRARIES", 0)
     monkeypatch.setattr(module, "BYTES_PER_TRAINED", 16 * 2**16)
     monkeypatch.setattr(module, "SCORES", 16 * 2**20)

@@ -47,6 +47,13 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
+def factor_name(layer: str, factor: str) -> str:
+    """Return peft's name of a layer's A or B."""
+    if layer.endswith("embed_tokens"):
+        return f"model.{layer}.lora_embedding_{factor}.default"
+    return f"model.{layer}.lora_{factor}.default.weight"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapters_change_nothing_before_training_and_are_all_that_is_trained(
@@ -60,20 +67,22 @@ def test_adapters_change_nothing_before_training_and_are_all_that_is_trained(
     assert {name for name, each in parameters.items() if each.requires_grad} == set(filter(is_adapter, parameters))
     assert {each.dtype for name, each in parameters.items() if is_adapter(name)} == {torch.float32}
     assert {each.dtype for name, each in parameters.items() if not is_adapter(name)} == {getattr(torch, dtype)}
-    # A and B of every linear layer of the body.
+    # A and B of every linear layer of the body, and of the embeddings.
     linear = [each for each in whole.model.base_model.modules() if isinstance(each, nn.Linear | Conv1D)]
-    assert sum(map(is_adapter, parameters)) == 2 * len(linear) > 8
+    assert sum(map(is_adapter, parameters)) == 2 * (len(linear) + 1) > 8
 
 
 class Low(nn.Module):
-    """W + 2 B A, as a parametrisation of W."""
+    """W + scale B A, as a parametrisation of W; its transpose for embeddings."""
 
-    def __init__(self, a: Tensor, b: Tensor) -> None:
+    def __init__(self, a: Tensor, b: Tensor, scale: float, transposed: bool) -> None:
         super().__init__()
         self.a, self.b = nn.Parameter(a), nn.Parameter(b)
+        self.scale, self.transposed = scale, transposed
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + 2 * self.b @ self.a
+        product = self.scale * self.b @ self.a
+        return weight + (product.mT if self.transposed else product)
 
 
 def test_training_is_adam_with_warmup_linear_decay_and_clipping_on_the_factors(
@@ -87,9 +96,10 @@ def test_training_is_adam_with_warmup_linear_decay_and_clipping_on_the_factors(
     begun = dict(finetuning.fresh_model(seed=3).model.named_parameters())
     trained: dict[str, Low] = {}
     for name, layer in plain.model.base_model.named_modules():
-        if isinstance(layer, nn.Linear):
-            a, b = (begun[f"model.{name}.lora_{factor}.default.weight"].detach().clone() for factor in "AB")
-            trained[name] = Low(a, b)
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            embeds = isinstance(layer, nn.Embedding)
+            factors = (begun[factor_name(name, factor)].detach().clone() for factor in "AB")
+            trained[name] = Low(*factors, scale=2 / RANK**0.5 if embeds else 2, transposed=embeds)
             parametrize.register_parametrization(layer, "weight", trained[name])
     examples = separable(12)
     parameters = [each for low in trained.values() for each in (low.a, low.b)]
@@ -114,7 +124,7 @@ def test_training_is_adam_with_warmup_linear_decay_and_clipping_on_the_factors(
     tuned = dict(finetuning.finetune(examples, Schedule(5e-3, 20), seed=3).model.named_parameters())
     for name, low in trained.items():
         for factor, expected in (("A", low.a), ("B", low.b)):
-            full_name = f"model.{name}.lora_{factor}.default.weight"
+            full_name = factor_name(name, factor)
             change, wanted = tuned[full_name] - begun[full_name], expected - begun[full_name]
             # Adam makes full steps of rounding errors where a gradient is nearly zero, as those of q and k are.
             if not name.endswith(("q_proj", "k_proj")):
