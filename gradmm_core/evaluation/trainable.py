@@ -30,6 +30,7 @@ def trainable_model(
     Args:
         placement: a device, or one of `DEVICE_MAPS`.
         lora_rank: None trains all parameters, in float32. Otherwise adapters are trained, see `adapted_model`.
+        seed: draws the adapters.
 
     Raises:
         InputError: if a weight to train is offloaded, or if peft is not installed.
@@ -93,14 +94,9 @@ def adapted_model(
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
-    """Return the body's, by their names in the model; Conv1D is GPT-2's, whose weight is transposed."""
+    """Return the body's, by their names in it; Conv1D is GPT-2's, whose weight is transposed."""
     body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
-    of_body = {*body.modules()}
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and layer in of_body
-    }
+    return {name: layer for name, layer in body.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
 
 
 def _place_adapters(layer: Any) -> None:
