@@ -94,6 +94,14 @@ def slow_gradient(adapted: AdaptedModel, label: int, text: str) -> torch.Tensor:
     return whole / whole.norm()
 
 
+def test_only_linear_layers_have_adapters(adapted: AdaptedModel) -> None:
+    """Others would be drawn first, and a seed would give other A than those of weights already released."""
+    names = [name for name, _ in adapted.language_model.model.named_parameters() if ".lora_" in name]
+    factors_b = [name.removesuffix(".weight") for name in names if ".lora_B." in name]
+    assert sorted(factors_b) == sorted(adapted.weights)
+    assert len(names) == 2 * len(factors_b)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["phi", "llama", "gpt2", "opt"])
 def test_gradients_are_those_of_autograd_for_one_record(
