@@ -345,18 +345,18 @@ class Study:
 
     def measure(self, arms: Mapping[Arm, Texts], sizes: Sequence[int]) -> list[StageArtifact]:
         """Measure the texts of every arm that has any, except for those of all train rows, which are too many."""
-        return [
-            self.quiet.run(
-                arm_measures,
-                arm=arm,
-                made=None if texts is None else [texts[seed] for seed in self.seeds],
-                sizes=arm.sizes(sizes),
-                seeds=list(self.seeds),
+        inputs = [
+            {
+                "arm": arm,
+                "made": None if texts is None else [texts[seed] for seed in self.seeds],
+                "sizes": arm.sizes(sizes),
+                "seeds": list(self.seeds),
                 **self.target_context.inputs("train", "test"),
-            )
+            }
             for arm, texts in arms.items()
             if arm.source != "nothing" and arm.name != ALL_ROWS
         ]
+        return self.quiet.run_each(arm_measures, inputs, self.recipe.execution)
 
     def finish(
         self,
