@@ -30,7 +30,7 @@ from gradmm.deployments.cli.study_commands import studies
 from gradmm.deployments.cli.terminal import Terminal, print_json
 from gradmm.deployments.recipe_files import DEFAULT_MODEL, preset_description, preset_names, recipe_names
 from gradmm.deployments.serving.local_run import for_the_owner_only, run_recipe_here
-from gradmm.errors import InputError, InputErrors, RedactedError, ServerGone
+from gradmm.errors import BudgetExhausted, InputError, InputErrors, RedactedError, ServerGone
 from gradmm.flows.runtime.stopping import EXIT_INTERRUPTED, STOPPED, end_at_once, stopped_by_signals
 from gradmm.storage.location import Location, reach, read_bytes
 from gradmm.threads import limit_spinning
@@ -114,7 +114,7 @@ def _stdout_is_closed() -> bool:
 
 
 def _one_line(error: CycloptsError | InputError, words: Sequence[str]) -> InputError:
-    """Return an error with its options spelt as on the command line: `real_rows` as `--real-rows`."""
+    """Return an error in the words of the command line: with `--real-rows` for `real_rows`, and with commands."""
     if isinstance(error, CycloptsError):
         chain, error.command_chain = error.command_chain or (), None  # which the message would repeat
         what, _, near = str(error).replace("Unused Tokens", "Unexpected arguments").partition(" Did you mean ")
@@ -123,7 +123,8 @@ def _one_line(error: CycloptsError | InputError, words: Sequence[str]) -> InputE
     name, space, rest = error.where.partition(" ")
     options = app.parse_commands(words)[1][-1].assemble_argument_collection()
     spelt = {option.name.lstrip("-").replace("-", "_").lower(): option.name for option in options}
-    return InputError(error.what, f"{spelt.get(name, name)}{space}{rest}", error.fix)
+    command = " by `gradmm privacy RECIPE --set-budget`" if isinstance(error, BudgetExhausted) else ""
+    return InputError(error.what, f"{spelt.get(name, name)}{space}{rest}", error.fix + command)
 
 
 def _end_at_once(status: int) -> None:

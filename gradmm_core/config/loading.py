@@ -155,14 +155,14 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     elif isinstance(node, dict):
         node[keys[-1]] = value
     else:
-        raise InputError("is not a block of settings", f"set {name}", "see `gradmm recipes --show NAME`")
+        raise InputError("is not a block of settings", f"set {name}", "see a recipe for the names")
 
 
 def _descend(node: Any, key: str, name: str) -> Any:
     if isinstance(node, list):
         return node[_index(node, key, name)]
     if not isinstance(node, dict):
-        raise InputError("is not a block of settings", f"set {name}", "see `gradmm recipes --show NAME`")
+        raise InputError("is not a block of settings", f"set {name}", "see a recipe for the names")
     if node.get(key) is None:
         node[key] = {}
     return node[key]
@@ -192,7 +192,7 @@ def _input_error(problems: list[ErrorDetails], where: str) -> InputError:
 def _in_a_line(problem: ErrorDetails, name: str, where: str) -> InputError:
     if problem["type"] == "extra_forbidden":
         near = _nearest_setting(name)
-        fix = f"did you mean {near!r}?" if near else "see `gradmm recipes --show NAME` for the names"
+        fix = f"did you mean {near!r}?" if near else "see a recipe for the names"
         return InputError(f"unknown setting {name!r}", where, fix)
     if not name:
         name, _, what = problem["msg"].removeprefix("Value error, ").partition(": ")

@@ -108,8 +108,8 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
         raise InputError("has one column", path, fix)
     text = text_column or _column(table, TEXT_NAMES, _is_text, "text", path)
     label = label_column or _column(table, LABEL_NAMES, _is_label, "label", path, text)
-    texts = column_of(table, text, "--text", path)
-    check_text(texts, text, path, "name another with --text")
+    texts = column_of(table, text, "the text column", path)
+    check_text(texts, text, path, "name another text column")
     names, classes = _classes(table, label, path)
     known = set(names or map(str, classes))
     unlabelled = {
@@ -143,7 +143,7 @@ def _language(texts: pa.ChunkedArray) -> str:
 def _has_labels(path: str, split: str, name: str, known: set[str]) -> bool:
     """Return whether a row of a split has a known label. Those of test splits are often withheld."""
     parts = (part for source in sources_of(DataSettings(path=path), split) for part in source.parts())
-    columns = (column_of(part, name, "--label", path) for part in parts if name in part.column_names)
+    columns = (column_of(part, name, "the label column", path) for part in parts if name in part.column_names)
     return any(
         known & set(label_values(column.drop_null()))
         for column in columns
@@ -221,7 +221,7 @@ def _is_label(column: pa.ChunkedArray) -> bool:
 
 def _classes(table: pa.Table, name: str, where: str) -> tuple[tuple[str, ...] | None, dict[int, str]]:
     """Return the label column's values, unless they are labels already, and a name for each label."""
-    column, fix = column_of(table, name, "--label", where), "name another with --label"
+    column, fix = column_of(table, name, "the label column", where), "name another label column"
     check_type(column, name, VALUE_TYPES, LABELS, where, fix)
     given = pc.invert(column.is_null(nan_is_null=True))  # pyright: ignore
     values = [value for value in np.unique(label_values(column.filter(given))) if value]

@@ -20,7 +20,7 @@ def unused_release(recipe: Recipe, plan: ReleasePlan) -> str:
         return ""
     return (
         "WARNING: this release would be charged, but not be used: the model alone would write and label the "
-        "texts. Use more records, a larger privacy.epsilon, or --preset search"
+        "texts. Use more records, a larger privacy.epsilon, or the preset search"
     )
 
 
@@ -30,10 +30,9 @@ def weak_gradient(recipe: Recipe, plan: ReleasePlan) -> str:
     method = recipe.generation.method
     if method == "written" or plan.mechanism is None or share >= SMALL_SHARE:
         return ""
-    presets = " or ".join(f"--preset {name}" for name in ("search", "paper"))
     return (
         f"WARNING: generation.method={method} matches the gradient, which has only {share:.0%} of this release. "
-        f"Use {presets}, or reduce target_gradient.token_share and probe_share"
+        f"Use the preset search or paper, or reduce target_gradient.token_share and probe_share"
     )
 
 

@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield single values by dotted name, entries of a list by their number: the names that `--set` takes."""
+    """Yield single values by dotted name, entries of a list by their number: the names of settings."""
     if isinstance(values, Mapping) and values:
         items = values.items()
     elif isinstance(values, list) and values:

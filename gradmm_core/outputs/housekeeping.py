@@ -49,7 +49,7 @@ def check_root(root: Path) -> None:
         InputError: if none has: what lies there is somebody else's.
     """
     if not any(next(root.glob(pattern), None) for pattern in _TRACES):
-        raise InputError("no run has written here", str(root), "give the --root of your runs")
+        raise InputError("no run has written here", str(root), "give the root of your runs")
 
 
 def removable(root: Path, before: float) -> list[Removable]:

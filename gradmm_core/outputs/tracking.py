@@ -77,7 +77,7 @@ def track_run(
             return
         check_promise(release["privacy.json"], str(folder / "release" / "privacy.json"), without_guarantee)
         if private:
-            fix = "leave --private out, or name a store on this machine: sqlite:///FOLDER/mlflow.db"
+            fix = "leave them out, or name a store on this machine: sqlite:///FOLDER/mlflow.db"
             raise InputError("figures of private data may not go to a store elsewhere", setting, fix)
 
     check_place(uri, TRACKING_URI)

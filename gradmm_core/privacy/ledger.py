@@ -409,7 +409,7 @@ def _check_budget(budget: Budget, past: Sequence[Release], releases: Sequence[Re
             f"{these} would bring the composed epsilon to {composed:.3g} at delta {budget.delta:.3g} "
             f"({budget.adjacency}), above the budget of {budget.epsilon:g}{whose} ({count})",
             "privacy.budget_epsilon",
-            "keep the existing target; the data's owner can raise it by `gradmm privacy RECIPE --set-budget`",
+            "keep the existing target; the data's owner can raise the budget",
         )
 
 

@@ -391,6 +391,7 @@ def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file:
     other = gradmm("run", recipe_file, *private, "--set", "privacy.clipping_norm=2")
     assert other.status == 2
     assert "privacy.budget_epsilon: this release would bring the composed epsilon to" in other.err
+    assert other.err.endswith("the data's owner can raise the budget by `gradmm privacy RECIPE --set-budget`\n")
     for wrong in ("0", "-1", "nan", "inf"):
         refused = gradmm("privacy", recipe_file, *private, f"--set-budget={wrong}")
         assert (refused.status, refused.out) == (2, "")

@@ -123,7 +123,7 @@ def test_verbalisers_differ_from_their_first_word_on(
     pd.DataFrame(rows).to_csv("own.csv", index=False)
     made = gradmm("init", "own.csv")
     if verbalisers is None:
-        assert "the column 'label' has 1 values; a label column has 2 to 50; name another with --label" in made.err
+        assert "the column 'label' has 1 values; a label column has 2 to 50; name another label column" in made.err
         return
     recipe = yaml.safe_load(Path("own.yaml").read_text())
     by_name = {each["name"]: each["verbaliser"] for each in recipe["classes"]}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -43,3 +45,16 @@ def test_no_public_name_is_that_of_a_module() -> None:
     """Importing the module would hide it."""
     modules = {path.stem for path in CORE.iterdir()} | {"tasks", "flows", "deployments"}
     assert set(gradmm.__all__) & modules == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_text_of_the_core_names_the_command_line(package: str) -> None:
+    """Its errors are read by callers of the Python interface, and in Prefect's UI, too."""
+    files = [file for file in (CORE / package).rglob("*.py") if (package, file.stem) != ("studies", "record")]
+    texts = {
+        (file.name, node.value)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert not {text for text in texts if re.search(r"(^|[\s`'(])--[a-z]", text[1]) or "`gradmm " in text[1]}

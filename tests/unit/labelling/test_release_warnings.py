@@ -42,5 +42,5 @@ def test_a_method_that_matches_a_gradient_with_little_of_the_release_is_warned_a
 ) -> None:
     recipe = load_recipe(find_recipe("sst2"), ["privacy.epsilon=1", *overrides])
     warning = weak_gradient(recipe, release_plan(recipe))
-    assert (f"which has only {share} of this release. Use --preset search" in warning) == (share is not None)
+    assert (f"which has only {share} of this release. Use the preset search" in warning) == (share is not None)
     assert (warning in release_warnings(recipe, release_plan(recipe))) == (share is not None)

@@ -162,7 +162,7 @@ def test_a_release_past_the_budget_is_refused_and_changes_nothing(ledger: Ledger
     told = (
         r"^privacy\.budget_epsilon: this release would bring the composed epsilon to 0\.0\d+ at delta 1e-05 "
         r"\(add-or-remove\), above the budget of 0\.05 \(1 release so far\); keep the existing target; the data's "
-        r"owner can raise it by `gradmm privacy RECIPE --set-budget`$"
+        r"owner can raise the budget$"
     )
     with pytest.raises(InputError, match=told), ledger.charge(one, budget(0.05)):
         pytest.fail("charged")
