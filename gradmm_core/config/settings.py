@@ -556,7 +556,9 @@ class FinetuneEvalSettings(Settings):
         "large for that. They want larger learning rates and more steps. Needs gradmm[lora].",
     )
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
-        default=(3e-5, 1e-4, 3e-4), description="Of Adam, decaying linearly to zero. One is chosen, see steps."
+        default=(3e-5, 1e-4, 3e-4),
+        description="Of Adam, decaying linearly to zero; of adapters, rising over the first tenth of the steps. One is "
+        "chosen, see steps.",
     )
     evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = Field(
