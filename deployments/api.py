@@ -78,16 +78,16 @@ def distil(
     The root's caches and ledger are those of the command: a release is charged once, whoever repeats the call.
 
     The names of the classes, the number of rows (to two digits), the typical length of a text (coarsely) and
-    whether letters outside ASCII are common are read off the data, as by `gradmm init`. They stand in the release,
-    and its guarantee takes them for public. What must not be known is set by `settings`, before the first call.
+    whether letters outside ASCII are common are read off the data, as by `gradmm init`. They are in the release,
+    and its guarantee treats them as public. Set those that must stay secret by `settings`, before the first call.
 
     Args:
         data: A frame or data set, or the path of a file or folder that `gradmm init` reads. A frame is written to
             `<root>/frames`, where only you can read it.
         model: Causal language model: a local folder or a hub id.
         epsilon: Of the guarantee. None: no guarantee.
-        text: Column of the texts. Default: the one that looks like it.
-        label: Column of the labels. Default: the one that looks like it.
+        text: Column of the texts. Default: detected.
+        label: Column of the labels. Default: detected.
         name: Of the recipe and, for a frame, of the ledger that counts the releases from it.
         root: Folder, or URL in an object store, that holds stages, runs and ledgers.
         instructions: For classes by name, what the model goes on from. Default: a plain sentence for each.

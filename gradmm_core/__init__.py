@@ -16,7 +16,7 @@ folder in the repository, and are installed below it:
     audits      attacks on the mechanism and on fine-tuned models
     target      the gradient that texts are to match, and the probe and token rates released with it
     filters     choosing among generated texts
-    generation  writing texts that match: search and ADMM
+    generation  writing texts: as the model does, by search, by ADMM
     labelling   class probabilities of texts, from the model and from the release
     rivals      other methods that release texts under a guarantee, for comparisons
     evaluation  fine-tuning on texts and measuring the model

@@ -181,8 +181,8 @@ def init(
 
     Args:
         data: A CSV, TSV, JSON or Parquet file, a folder of them, or a folder saved by `datasets`.
-        text: Column of the texts. Default: the one that looks like it.
-        label: Column of the labels. Default: the one that looks like it.
+        text: Column of the texts. Default: detected.
+        label: Column of the labels. Default: detected.
         model: Causal language model: a local folder or a hub id.
         out: File to write. Default: the data's name with .yaml, in this folder.
     """
@@ -337,7 +337,7 @@ def clean(*, root: Root = DEFAULT_ROOT, keep_days: float = 7.0, dry_run: bool = 
     """Remove files that no run, release or ledger refers to.
 
     Args:
-        keep_days: Keep files of the last days, which unfinished runs may need.
+        keep_days: Keep files newer than this, which unfinished runs may need.
         dry_run: List the files, and remove none.
     """
     from gradmm.deployments.cli.clean import clean

@@ -21,7 +21,7 @@ def require_prefect_aws() -> None:
 def use_aws_credentials(block: str) -> None:
     """Set AWS's environment variables, which runs inherit, from a block of the type AWS Credentials.
 
-    Variables of what the block leaves open stay as they are. It needs `prefect-aws`.
+    Variables that the block does not set stay as they are. It needs `prefect-aws`.
 
     Args:
         block: the block's name on the Prefect server in use.

@@ -68,14 +68,14 @@ class Settings(BaseModel):
 
 
 class DataSettings(Settings):
-    """Source of the labelled texts: a hub data set, or local Parquet, CSV or JSONL files."""
+    """Source of the labelled texts: a hub data set, or local Parquet, CSV, TSV or JSON files."""
 
     hub: str | None = Field(default=None, description="Hub data set id; used if path is unset.")
     hub_config: str | None = Field(default=None, description="Configuration of the hub data set.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of the hub data set.")
     path: str | None = Field(
         default=None,
-        description="A Parquet, CSV, TSV or JSON Lines file; a folder of files <split>.parquet, .csv, ..., or of "
+        description="A Parquet, CSV, TSV or JSON file; a folder of files <split>.parquet, .csv, ..., or of "
         "folders <split>/ with such files; or a folder saved by `datasets`.",
     )
     text_column: str | None = Field(default=None, description="Default: 'text' or 'sentence', whichever exists.")
@@ -293,7 +293,7 @@ class TargetGradientSettings(Settings):
 
     @property
     def uses_public_text(self) -> bool:
-        """Return whether the target's space, its centre or the probe needs text sampled from the model."""
+        """Return whether space, centre, probe or token rates need text sampled from the model."""
         return self.centred or self.space == "public-subspace" or self.probe_share > 0 or self.token_share > 0
 
 
@@ -305,8 +305,8 @@ class WordTiltSettings(Settings):
 
     strength: Annotated[float, Field(ge=0, le=2)] = Field(
         default=1.0,
-        description="0: sample as the model does. 1: write words as often as the class's records contain them; "
-        "between these rates in between.",
+        description="0: sample as the model does. 1: write words as often as the class's records contain them. "
+        "Values between: rates in between.",
     )
     emphasis: Annotated[float, Field(ge=0, le=2)] = Field(
         default=0.5,
@@ -553,12 +553,12 @@ class FinetuneEvalSettings(Settings):
     lora_rank: Count | None = Field(
         default=None,
         description="Train LoRA adapters of this rank, 64 for instance, instead of all parameters: for models too "
-        "large for that. They want larger learning rates and more steps. Needs gradmm[lora].",
+        "large for that. They need larger learning rates and more steps. Needs gradmm[lora].",
     )
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
         default=(3e-5, 1e-4, 3e-4),
-        description="Of Adam, decaying linearly to zero; of adapters, rising over the first tenth of the steps. One is "
-        "chosen, see steps.",
+        description="Of Adam, decaying linearly to zero; of adapters, rising over the first tenth of the steps. "
+        "One is chosen, see steps.",
     )
     evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = Field(
@@ -585,7 +585,7 @@ class MechanismAuditSettings(Settings):
         default=100_000, description="Canaries that are released, and as many that are left out."
     )
     canaries: Count = Field(default=500, description="Canaries in one release, each put in or left out at random.")
-    guesses: Count = Field(default=100, description="Those of them that are guessed: the surest.")
+    guesses: Count = Field(default=100, description="Guesses: the highest and lowest scores.")
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
         default=0.999, description="Stop the run if an attack finds more than the claim at this confidence."
     )

@@ -67,8 +67,8 @@ class LabelledTexts:
         Args:
             texts: anything but a string counts as a missing text.
             labels: integers, those of the recipe's classes.
-            units: names of the units of privacy, such as user ids. None: each row is a unit. Of strings too, white
-                space around them is removed.
+            units: names of the units of privacy, such as user ids. None: each row is a unit. White space
+                around strings is removed.
 
         Raises:
             InputError: for a row without a text or without a unit. The message has the row's number, not its text.

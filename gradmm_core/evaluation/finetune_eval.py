@@ -200,7 +200,7 @@ def evaluate_arm(finetuning: Finetuning, arm: str, examples: Examples, held_out:
 def chosen_schedule(arm_rows: pd.DataFrame) -> Schedule:
     """Return the schedule of the arm's best checkpoint on the validation set.
 
-    Checkpoints are compared by accuracy, then by loss. Of equal ones, the first row wins. In a run, only the first
+    Checkpoints are compared by accuracy, then by loss. Ties go to the first row. In a run, only the first
     seed is trained with all schedules. Rows of the others have its choice and cannot change it.
     """
     best = _validation_best_first(arm_rows)

@@ -226,7 +226,7 @@ def _of_workers(at_rest: int, stage: int, shared: int, recipe: Recipe, device: t
     """Add up the run's own process and its workers, each of which loads the model.
 
     Args:
-        shared: what of a worker's memory is that of the run's own process.
+        shared: the part of a worker's memory shared with the run's own process.
     """
     if recipe.execution.runner == "in-process":
         return stage

@@ -81,7 +81,7 @@ def adapted_model(
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
-        # That merged adapters of one of them would change both: these are never merged.
+        # It warns that merging adapters would change both tied layers: these are never merged.
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied layer is part")
         inject_adapter_in_model(config, model)  # freezes all other parameters
         for layer in model.modules():

@@ -1,7 +1,7 @@
 """Draw texts from a model that another process serves, by the completions of the OpenAI protocol.
 
-vLLM, llama.cpp and others speak it. What they get is the public instruction of a class, and how much to write: no
-record, and nothing of the release.
+vLLM, llama.cpp and others speak it. They get the public instruction of a class, and how much to write: no record,
+and nothing of the release.
 """
 
 from __future__ import annotations

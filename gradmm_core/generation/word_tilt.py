@@ -1,6 +1,6 @@
 """Fit a tilt of words: with it, the model's texts contain words as often as the records of a class do.
 
-Words that tell a class are wanted more often than that, in the texts of every class: a student learns little
+Words that distinguish a class are made likelier than that, in texts of every class: a student learns little
 about a word that hardly any text contains. With r_cv and u_v as in `gradmm.target.naive_bayes`, the wanted rate of
 word v in texts of class c is proportional to
 
@@ -46,14 +46,14 @@ from gradmm.storage.artifacts import StageOutput
 from gradmm.target.matched_target import released_naive_bayes
 from gradmm.target.naive_bayes import NaiveBayes
 
-#: A token whose rate is by less than this (in nats) from the model's own is not tilted: the release says nothing
-#: about it.
+#: A token whose rate differs by less than this (nats) from the model's own is not tilted: the release has no
+#: evidence about it.
 EVIDENCE = 0.02
 
 #: Largest evidence of a word (nats) that its emphasis counts.
 MAX_EVIDENCE = 2.0
 
-#: Texts with a token that make a correction half of what they say.
+#: Number of texts with a token at which its correction is halved.
 CAUTION = 3.0
 
 #: Largest absolute value of a tilt, in nats.

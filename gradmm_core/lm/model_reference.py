@@ -91,7 +91,7 @@ def _folder_digest(folder: Path) -> str:
 
 
 def _folder_config(folder: Path) -> dict[str, Any]:
-    """Read config.json. What is wrong with it, is reported when the model is loaded."""
+    """Read config.json. Loading the model reports any error in it."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):

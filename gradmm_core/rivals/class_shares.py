@@ -1,4 +1,4 @@
-"""Soft labels that know the classes' shares of the records, where a rival's release counts these."""
+"""Soft labels weighted by the classes' shares of the records, where a rival's release counts these."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def _of_one_length(records: Sequence[list[int]], rows: Mapping[int, int]) -> Ite
 def sampling_rate(prompt_cache: PromptCache, tokens: int, declared_records: int, classes: int) -> float:
     """Return the share of the records that take part, if not all of them fit in `CACHE_BYTES`.
 
-    It follows from public quantities, and each record is drawn by itself. What a sample adds to the guarantee is
-    not counted.
+    It follows from public quantities, and each record is drawn by itself. Amplification by sampling is not
+    counted.
 
     Args:
         tokens: of a prompt with the longest record and a whole example.

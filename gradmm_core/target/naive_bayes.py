@@ -1,6 +1,6 @@
 """Fit a naive Bayes classifier of tokens to the released token rates of the classes.
 
-Tokens are sparse: a few of them tell a class, and most tell nothing. The noise is the same in all. Each token's
+Tokens are sparse: a few distinguish a class, most are uninformative. The noise is the same in all. Each token's
 rate is therefore shrunk by its own posterior mean under a prior that all tokens share, a mixture of a point at
 zero and normal distributions of growing width, whose weights maximise the likelihood of the released rates
 (adaptive shrinkage; Stephens, Biostatistics 2017). Under strong noise the point at zero takes all weight, and the
@@ -15,7 +15,7 @@ classifier says nothing.
 Tokens without a weight (see `token_rates`) have no rates and no evidence.
 
 The classifier's score of class c is the sum of weights_cv over the tokens that a text contains, times a slope of
-at most 1. Tokens of one text repeat one another's evidence, so their plain sum is too sure of itself. The slope is
+at most 1. Tokens of one text repeat one another's evidence, so their plain sum is overconfident. The slope is
 that of a linear discriminant analysis of the score: the difference that the released rates make between the
 classes' expected scores, by the variance of the score over public texts. All of it is post-processing of the
 release.

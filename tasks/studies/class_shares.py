@@ -1,4 +1,4 @@
-"""Soft labels of a rival's texts that know the classes' shares of the records."""
+"""Soft labels of a rival's texts, weighted by the classes' shares of the records."""
 
 from __future__ import annotations
 
