@@ -52,12 +52,13 @@ class UnitGroups:
             yield from self.record_batches(texts, np.empty(0, dtype=np.int64), label)
         rows, begin = self.record_batches.rows, 0
         for chunk in _chunks(groups):
-            parts = [chunk[start : start + rows] for start in range(0, len(chunk), rows) if begin + start >= skip]
+            left = chunk[max(0, skip - begin) :]
             begin += len(chunk)
-            if not parts:
+            if not left:
                 continue
-            vectors = self._of_records(texts, [row for part in parts for group, _ in part for row in group], label)
-            for part in parts:
+            vectors = self._of_records(texts, [row for group, _ in left for row in group], label)
+            for start in range(0, len(left), rows):
+                part = left[start : start + rows]
                 yield [row for group, _ in part for row in group], self._combined(texts, vectors, part)
 
     def _of_records(self, texts: TokenIds, records: list[int], label: int) -> dict[int, RecordVectors]:

@@ -210,6 +210,22 @@ def test_a_killed_sum_of_units_goes_on_to_the_same_bits(
     assert moved(resumed, undisturbed) == 0.0
 
 
+@pytest.mark.parametrize("chunk", [5, 4096])
+def test_any_number_of_groups_can_be_left_out_at_the_beginning(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """A run that was killed may be resumed with another batch size, which divides the groups elsewhere."""
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    data, space = people(*[2] * 9), spaces(phi, template)["public-subspace"]
+    ids = tokenise_split(phi.tokenizer, data.texts, template.max_text_tokens, None)
+    units = module.UnitGroups(RecordBatches(phi, template, space, 4, private=True), 2)
+    groups = unit_groups(data, 0, 2)
+    assert len(groups) > 5
+    for skip in range(len(groups) + 1):
+        records = [row for numbers, _ in units(ids, data, 0, skip) for row in numbers]
+        assert records == [row for group, _ in groups[skip:] for row in group]
+
+
 def test_the_rows_of_units_are_filled_up_in_a_private_run(phi: LanguageModel, template: TokenisedTemplate) -> None:
     data, space = people(2, 3, 1), spaces(phi, template)["public-subspace"]
     ids = tokenise_split(phi.tokenizer, data.texts, template.max_text_tokens, None)
