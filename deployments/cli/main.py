@@ -38,7 +38,10 @@ from gradmm.threads import limit_spinning
 EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_PIPE_CLOSED = 0, 1, 2, 141
 
 #: Errors of the operating system that the user can resolve.
-ENVIRONMENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+ENVIRONMENT_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.EMFILE, errno.ENFILE),
+}
 
 RUNNING = Group("Make synthetic texts", sort_key=1)
 RESULTS = Group("Inspect finished runs", sort_key=2)
@@ -91,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in ENVIRONMENT_ERRORS:
             raise
-        fix = "finished stages are kept: make room or change the permissions, and run again"
+        fix = "finished stages are kept: remove the cause (room, permissions, ...), and run again"
         print(f"gradmm: {InputError(str(error.strerror), str(error.filename or 'disk'), fix)}", file=sys.stderr)
         return EXIT_USAGE
     except RedactedError as error:

@@ -152,10 +152,18 @@ class Root(BaseModel, frozen=True):
             sweep(self.path / folder)
 
     def find_stage(self, stage: str, key: str) -> StageArtifact | None:
-        """Find a stage's output by its key, without Prefect's cache. None if missing or damaged."""
+        """Find a stage's output by its key, without Prefect's cache. None if missing or damaged.
+
+        Raises:
+            OSError: if it cannot be read for another reason. A private target that is there must not be drawn
+                again.
+        """
         path = self.stage_file(stage, key)
         try:
             content = read_bytes(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
             header = pq.read_metadata(pa.BufferReader(content))
             figures = json.loads(header.metadata[METADATA_KEY])["figures"]
         except (OSError, pa.ArrowException, TypeError, KeyError, ValueError):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -122,6 +123,22 @@ def test_a_reference_to_an_object_survives_json_but_not_its_loss_or_damage(remot
     with pytest.raises(ValueError, match="is missing"):
         StageArtifact.model_validate_json(stored)
     assert remote.find_stage("finetune_eval", "k1") is None
+
+
+def test_a_file_that_cannot_be_read_is_an_error_not_a_cache_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a private target would be drawn and charged again."""
+    root = Root(path=tmp_path)
+    written(root)
+    assert root.find_stage("finetune_eval", "another") is None
+
+    def fails(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(OSError, match="too many open files"):
+        root.find_stage("finetune_eval", "k1")
 
 
 def test_an_unreachable_store_is_an_error_not_a_cache_miss(remote: Root, monkeypatch: pytest.MonkeyPatch) -> None:
