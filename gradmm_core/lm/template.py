@@ -133,7 +133,9 @@ def token_counts(texts: TokenIds) -> Int[np.ndarray, " texts"]:
 
 def _tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int, where: str | None) -> Iterator[list[int]]:
     for start in range(0, len(texts), TEXTS_AT_ONCE):
-        encoded = tokenizer(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)["input_ids"]
+        # verbose=False: it would say how many tokens a private text has.
+        part = tokenizer(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False, verbose=False)
+        encoded = part["input_ids"]
         for row, ids in enumerate(encoded, start):
             if not ids and where is not None:
                 raise InputError(f"text {row} has no tokens", where, "remove the row, or set data.min_words=1")

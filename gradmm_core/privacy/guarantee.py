@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr, ndtri
+from scipy.special import expit, ndtr, ndtri
 
 from gradmm.config.settings import PrivacySettings, Settings
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
@@ -59,7 +59,7 @@ class Guarantee(Settings):
         if self.mu is None or self.composed_epsilon is None or self.delta is None:
             return None
         if self.sampler == "discrete":
-            return (math.exp(self.composed_epsilon) + self.delta) / (1 + math.exp(self.composed_epsilon))
+            return float(expit(self.composed_epsilon) + self.delta * expit(-self.composed_epsilon))
         return float(ndtr(self.mu / 2))
 
     def largest_detection(self, false_alarms: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

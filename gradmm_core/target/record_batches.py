@@ -107,8 +107,13 @@ class RecordBatches:
 
         A text without tokens has none: NaN, which counts as zero.
         """
-        gradients, features = self._heads(texts + [[FILLER]] * (rows - len(texts)), length, label)
-        gradients.hidden[[row for row, text in enumerate(texts) if not text]] = torch.nan
+        # The model has no input where a text, the prefix and the suffix have no tokens.
+        some = [text or [FILLER] for text in texts] + [[FILLER]] * (rows - len(texts))
+        gradients, features = self._heads(some, length, label)
+        none = [row for row, text in enumerate(texts) if not text]
+        gradients.hidden[none] = torch.nan
+        if features is not None:
+            features[none] = torch.nan
         present = torch.arange(rows, device=self.language_model.device) < len(texts)
         each = None if features is None else features[:, None]
         tokens = self.token_vectors(texts + [[]] * (rows - len(texts)))

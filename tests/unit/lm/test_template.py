@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BatchEncoding, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from gradmm.errors import InputError
 from gradmm.lm import template as template_module
@@ -75,6 +76,22 @@ def test_few_texts_are_in_the_tokenizer_at_once(
     assert tokenizer.most <= 8
     with pytest.raises(InputError, match=f"train: text {count} has no tokens"):
         tokenise_texts(tokenizer, [*texts, "", "fine"], 3, "train")
+
+
+def test_no_warning_says_how_long_a_text_is(
+    phi: LanguageModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(phi.tokenizer, "model_max_length", 2)
+    transformers_logging.enable_propagation()
+    try:
+        phi.tokenizer("the soup was cold")
+        assert "longer than the specified maximum" in caplog.text
+        caplog.clear()
+        phi.tokenizer.deprecation_warnings.clear()  # it is said once
+        tokenise_texts(phi.tokenizer, ["the soup was cold"], 64, "train")
+    finally:
+        transformers_logging.disable_propagation()
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("count", [0, 1, 13])

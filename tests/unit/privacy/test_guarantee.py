@@ -43,6 +43,12 @@ def test_discrete_noise_detects_what_epsilon_and_delta_allow() -> None:
     np.testing.assert_allclose(found.largest_detection(FALSE_ALARMS), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("epsilon", [1.0, 1000.0])
+def test_discrete_noise_lets_guess_what_epsilon_and_delta_allow(epsilon: float) -> None:
+    found = of(sampler="discrete").model_copy(update={"composed_epsilon": epsilon})
+    assert found.correct_guesses == pytest.approx((1 + 1e-5 * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
+
+
 def test_the_words_name_the_unit_and_both_shares() -> None:
     words = of().in_words
     assert "everything in the data but one record, guesses whether that record was in the data" in words

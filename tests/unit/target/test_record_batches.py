@@ -283,12 +283,18 @@ def test_one_record_cannot_stop_a_private_sum(
     assert all(value.isfinite().all() for value in (*noisy.values(), moments.second_moment))
 
 
-def test_a_record_without_tokens_counts_as_zero_without_a_probe_too(
-    phi: LanguageModel, template: TokenisedTemplate
+@pytest.mark.parametrize("with_probe", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_record_without_tokens_counts_as_zero(
+    phi: LanguageModel, template: TokenisedTemplate, with_probe: bool, alone: bool
 ) -> None:
-    settings = TargetGradientSettings(batch_size=4, probe_share=0.0, token_share=0.0)
+    """Even where it is all that the model would read, as there are no tokens around it."""
+    if alone:
+        template = replace(template, prefix=(), suffix=())
+    space = replace(FULL, features=random_probe(phi, template).features) if with_probe else FULL
+    settings = TargetGradientSettings(batch_size=4, probe_share=0.4 if with_probe else 0.0, token_share=0.0)
     with_, without = (
-        target_sums(phi, template, LabelledTexts(chosen, (0,) * len(chosen)), settings, C, mechanism())
+        target_sums(phi, template, LabelledTexts(chosen, (0,) * len(chosen)), settings, C, mechanism(), space)
         for chosen in (("", *SHORT), SHORT)
     )
     assert (with_.ignored, without.ignored) == (1, 0)
