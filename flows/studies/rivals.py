@@ -17,6 +17,7 @@ from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.arm_recipes import unfiltered, with_instructions, without_release
 from gradmm.studies.arms import Adapters, Epsvec, FewShot, PrivateEvolution
+from gradmm.tasks.runtime.privacy_budget import check_charged
 from gradmm.tasks.studies.class_shares import class_shares
 from gradmm.tasks.studies.dp_adapters import adapted_texts, private_adapters
 from gradmm.tasks.studies.epsvec import private_means, steered_texts
@@ -76,9 +77,9 @@ class Rival:
             case PrivateEvolution():
                 return self._kept_by_votes(self.settings)
             case Epsvec():
-                return self.runs.run(private_means, texts=self._public_texts, **self._releasing)
+                return self._released(private_means, texts=self._public_texts, **self._releasing)
             case FewShot():
-                return self.runs.run(
+                return self._released(
                     private_examples,
                     **self._writing(self.recipe.seed),
                     train=self.context.data.train,
@@ -87,7 +88,7 @@ class Rival:
                     declared_records=self.recipe.privacy.declared_records,
                 )
             case Adapters():
-                return self.runs.run(
+                return self._released(
                     private_adapters,
                     **self.context.inputs("train"),
                     **self.settings._asdict(),
@@ -95,6 +96,13 @@ class Rival:
                     mechanism=self._mechanism,
                     seed=self.recipe.seed,
                 )
+
+    def _released(self, stage: Task[..., StageArtifact], **inputs: Any) -> StageArtifact:
+        """Release, or find a release again, which a ledger has to have charged."""
+        made = self.runs.run(stage, **inputs)
+        if self._mechanism.safe:
+            check_charged(self.runs.context, made)
+        return made
 
     @property
     def _counts_records(self) -> bool:
@@ -110,7 +118,7 @@ class Rival:
                 texts = runs.run(variations, kept=texts, **varied, **self._writing(self.recipe.seed))
             elif runs.found(private_votes, texts=texts, **releases) is None:
                 check_votes_budget(runs.context, self._mechanism)
-            texts = runs.run(private_votes, texts=texts, **releases)
+            texts = self._released(private_votes, texts=texts, **releases)
         return texts
 
     @property

@@ -25,7 +25,7 @@ a record there; and its noise cannot be discrete.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -193,7 +193,7 @@ def gradient_rows(
     language_model = adapted.language_model
     tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
     found: dict[Shape, int] = {}
-    with RecordGradients(adapted, {}) as gradients:
+    with RecordGradients(adapted, {}) as gradients, _some_weights(adapted):
         for label, text in instructions.items():
             instruction = prompt_ids(language_model, text)
             begin, everyone = len(instruction), np.ones(len(data), dtype=bool)
@@ -204,6 +204,19 @@ def gradient_rows(
                 most = found.get((begin, length), ROWS)
                 found[begin, length] = independent_rows(language_model, most, length - begin, unclipped)
     return found
+
+
+@contextmanager
+def _some_weights(adapted: AdaptedModel) -> Iterator[None]:
+    """Let the trained weights be random for a while: where they are zero, so are their products, in every row."""
+    random = torch.Generator().manual_seed(0)
+    for weight in adapted.weights.values():
+        weight.data.copy_(0.01 * torch.randn(weight.shape, generator=random))
+    try:
+        yield
+    finally:
+        for weight in adapted.weights.values():
+            weight.data.zero_()
 
 
 def train_adapters(
@@ -219,7 +232,8 @@ def train_adapters(
 ) -> dict[str, Any]:
     """Train the adapters on the records; private.
 
-    Formal guarantee: `claim`'s, for one release of sensitivity 1. Every call draws fresh noise: one more release.
+    Formal guarantee: `claim`'s for the weights, one release of sensitivity 1. Every call draws fresh noise: one
+    more release. The figure `token_passes` follows from the records' number and lengths, and is not released.
 
     Args:
         rows: see `gradient_rows`.

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from gradmm.config.settings import GenerationSettings, TargetGradientSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
+from gradmm.filters.rows import token_lists
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.last_mlp import layers_of
 from gradmm.lm.template import TokenisedTemplate, tokenise_split
@@ -71,7 +72,7 @@ def public_means(language_model: LanguageModel, template: TokenisedTemplate, tex
         InputError: if the texts are all the same, or their hidden states not finite.
     """
     means = torch.zeros(0)
-    for rows, of_rows in means_in_batches(language_model, template, texts["token_ids"].tolist(), BATCH_SIZE):
+    for rows, of_rows in means_in_batches(language_model, template, token_lists(texts), BATCH_SIZE):
         if not len(means):
             means = of_rows.new_zeros(len(texts), of_rows.shape[1], dtype=torch.float64)
         means[rows] = of_rows.double()

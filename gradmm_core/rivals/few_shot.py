@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
+from gradmm.errors import InputError
 from gradmm.generation.result import released_texts
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache, line_end, prompt_ids, with_examples
@@ -52,7 +53,7 @@ THRESHOLD = 2.0
 #: Records in a forward pass; 1 where a row may depend on the others. Public: it affects the last bits of every p.
 ROWS = 64
 
-#: Memory for the keys and values of a class's records, in bytes.
+#: Memory for the keys and values of a class's records, in bytes; and as much again for rows without a record.
 CACHE_BYTES = 3 * 2**30
 
 #: Token of rows without a record.
@@ -100,10 +101,17 @@ class Prompts:
         self._appended += 1
 
     def begin_again(self) -> None:
-        """Remove all tokens that were appended."""
+        """Remove all tokens that were appended.
+
+        Raises:
+            InputError: if the model has forgotten the tokens before them, as a sliding window does.
+        """
         for each in self._passes:
             if self._appended:
-                each.cache.crop(-self._appended)
+                try:
+                    each.cache.crop(-self._appended)
+                except RuntimeError as error:
+                    raise _needs_all_tokens() from error
             each.state = each.after_prompt
         self._appended = 0
 
@@ -147,19 +155,41 @@ def _of_one_length(records: Sequence[list[int]], rows: Mapping[int, int]) -> Ite
         yield from (of_length[begin : begin + rows[length]] for begin in range(0, len(of_length), rows[length]))
 
 
-def sampling_rate(prompt_cache: PromptCache, tokens: int, declared_records: int, classes: int) -> float:
-    """Return the share of the records that take part, if not all of them fit in `CACHE_BYTES`.
+def prompts_that_fit(prompt_cache: PromptCache, tokens: int) -> float:
+    """Return how many prompts of this length have room in `CACHE_BYTES`.
+
+    Raises:
+        InputError: if the model does not keep keys and values of all tokens.
+    """
+    cache, _ = prompt_cache.begin(1)
+    try:
+        numbers = [each for layer in cache.layers for each in (layer.keys, layer.values)]
+        of_token = sum(each.nbytes for each in numbers) / numbers[0].shape[2]
+    except AttributeError as error:
+        raise _needs_all_tokens() from error
+    return CACHE_BYTES / (of_token * tokens)
+
+
+def _needs_all_tokens() -> InputError:
+    problem = "the model does not keep keys and values of all tokens, which dp-few-shot goes back to"
+    return InputError(problem, "model.name", "take another, or leave dp-few-shot out of the arms")
+
+
+def sampling_rate(fitting: float, declared_records: int, classes: int) -> float:
+    """Return the share of the records that take part, if not all of them fit in memory, by classes of equal size.
 
     It follows from public quantities, and each record is drawn by itself. Amplification by sampling is not
     counted.
 
     Args:
-        tokens: of a prompt with the longest record and a whole example.
+        fitting: see `prompts_that_fit`.
     """
-    cache, _ = prompt_cache.begin(1)
-    numbers = [each for layer in cache.layers for each in (layer.keys, layer.values)]
-    of_token = sum(each.nbytes for each in numbers) / numbers[0].shape[2]
-    return min(1.0, CACHE_BYTES / (of_token * tokens) * classes / declared_records)
+    return min(1.0, fitting * classes / declared_records)
+
+
+def _longest_prompt(before: Sequence[int], template: TokenisedTemplate, after: Sequence[int], length: int) -> int:
+    """Return the number of tokens of a prompt with the longest record and a whole example."""
+    return len(before) + template.max_text_tokens + len(after) + length
 
 
 def check_room(
@@ -202,6 +232,7 @@ def _probabilities(
     for _ in range(length):
         parts += prompts.probabilities(candidates)
         prompts.append(int(allowed.ids[0]))
+    prompts.begin_again()  # raises what it would raise after the charge
     return torch.cat(parts, dim=1)
 
 
@@ -216,8 +247,11 @@ def prompt_rows(
 ) -> dict[Shape, int]:
     """Return how many rows the passes of each shape have; to be checked before a release is charged.
 
+    So few that passes of all lengths, with no record in most of their rows, have room in `CACHE_BYTES`.
+
     Raises:
-        InputError: if the model gives one text different probabilities in two passes.
+        InputError: if the model gives one text different probabilities in two passes, or does not keep the keys
+            and values of all tokens.
     """
     allowed = allowed_tokens(language_model, generation.projection.language)
     tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
@@ -225,8 +259,11 @@ def prompt_rows(
     for label, instruction in instructions.items():
         before, after = _around(language_model, instruction)
         probabilities = partial(_probabilities, language_model, allowed, before, after, text_tokens[label])
+        prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
+        fitting = prompts_that_fit(prompt_cache, _longest_prompt(before, template, after, text_tokens[label]))
+        most = max(1, min(ROWS, int(fitting / template.max_text_tokens)))
         for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}):
-            found[label, count] = independent_rows(language_model, ROWS, count, probabilities)
+            found[label, count] = independent_rows(language_model, most, count, probabilities)
     return found
 
 
@@ -246,7 +283,8 @@ def private_examples(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Write and release examples of every class: the rows and figures of the stage `private_examples`.
 
-    Formal guarantee: `claim`'s, for one release of sensitivity 1. Every call draws fresh noise: one more release.
+    Formal guarantee: `claim`'s for the rows, one release of sensitivity 1. Every call draws fresh noise: one more
+    release. The figure `token_passes` follows from the records' number and lengths, and is not released.
 
     Args:
         rows: see `prompt_rows`.
@@ -262,9 +300,9 @@ def private_examples(
         for label, instruction in instructions.items():
             length = text_tokens[label]
             before, after = _around(language_model, instruction)
-            longest = len(before) + template.max_text_tokens + len(after) + length
             prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
-            rate = sampling_rate(prompt_cache, longest, declared_records, len(instructions))
+            fitting = prompts_that_fit(prompt_cache, _longest_prompt(before, template, after, length))
+            rate = sampling_rate(fitting, declared_records, len(instructions))
             own = data.of_class(label)
             # Not by the seed: who takes part must not depend on the other records' places.
             own = own[np.random.default_rng().random(len(own)) < rate]

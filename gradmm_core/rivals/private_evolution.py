@@ -32,6 +32,7 @@ from torch import Tensor
 from gradmm.config.settings import GenerationSettings, TargetGradientSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
+from gradmm.filters.rows import token_lists
 from gradmm.generation.constraints import TextConstraints
 from gradmm.generation.result import released_texts
 from gradmm.gradients.head_gradient import products_one_by_one
@@ -82,7 +83,7 @@ def votes_of_records(
     if features is None:
         problem, fix = "private-evolution compares texts by the probe's features", "set it to more than 0"
         raise InputError(problem, "target_gradient.probe_share", fix)
-    candidates = {label: texts.loc[texts["label"] == label, "token_ids"].tolist() for label in template.labels}
+    candidates = {label: token_lists(texts[texts["label"] == label]) for label in template.labels}
     for label, of_class in candidates.items():
         if len(of_class) < per_class:
             problem = f"{len(of_class)} candidates of label {label} are fewer than the {per_class} to keep"

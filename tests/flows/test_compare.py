@@ -367,6 +367,20 @@ def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe:
     assert "The texts of Private Evolution are its release" in study_page(record)
 
 
+def test_a_rivals_release_that_an_older_ledger_does_not_know_is_not_used(
+    rival_recipe: Recipe, tmp_path: Path
+) -> None:
+    ledger = Ledger.of(tmp_path, rival_recipe.ledger)
+    compare(rival_recipe, tmp_path, (4,), ("before",), (1.0,))
+    older = ledger.file.read_bytes()
+    compare(rival_recipe, tmp_path, (4,), ("before", "epsvec"), (1.0,))
+    assert len(ledger.entries()) == 2
+    ledger.file.write_bytes(older)
+    with pytest.raises(InputError, match="no charged release matches"):
+        compare(rival_recipe, tmp_path, (4,), ("before", "epsvec"), (1.0,))
+    assert len(ledger.entries()) == 1
+
+
 def test_texts_of_two_strengths_are_steered_by_one_release(
     rival_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,23 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
         gradient_rows(*asked)
 
 
+def test_shapes_are_checked_for_products_of_the_adapters_that_depend_on_the_row(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are zero before the first step, and are not later."""
+    adapted = adapted_model(tokenizer, tmp_path)
+    template = PromptTemplate(suffix=" It was", verbalisers={0: " bad", 1: " good"}, max_text_tokens=16)
+    monkeypatch.setattr(dp_adapters, "ROWS", 5)
+
+    def by_row(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        return output * (1 + 1e-3 * torch.arange(len(output))[:, None, None])
+
+    next(iter(adapted.layers.values())).register_forward_hook(by_row)
+    rows = gradient_rows(adapted, tokenise_template(adapted.language_model, template), DATA, INSTRUCTIONS)
+    assert set(rows.values()) == {1}
+    assert not any(weight.any() for weight in adapted.weights.values())
+
+
 def test_a_record_without_a_finite_gradient_takes_no_part(
     adapted: AdaptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,8 @@ from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.prompt import PromptCache, with_examples
-from gradmm.lm.template import TokenisedTemplate
+from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.privacy.ledger import composed_epsilon
 from gradmm.privacy.mechanism import GaussianMechanism
@@ -30,6 +31,7 @@ from gradmm.rivals.few_shot import (
     drawn,
     private_examples,
     prompt_rows,
+    prompts_that_fit,
     sampling_rate,
 )
 from gradmm.rivals.releases import NEXT_TOKENS, mechanism_of_part, noisy_sum, rival_release
@@ -260,10 +262,42 @@ def test_the_sampling_rate_follows_from_public_sizes(phi: LanguageModel) -> None
     cache = PromptCache(phi, INSTRUCTIONS[0])
     config = phi.model.config
     of_token = 2 * config.num_hidden_layers * config.hidden_size * 8  # float64
-    declared = 10**9
-    expected = CACHE_BYTES / (of_token * 60) * 2 / declared
-    assert sampling_rate(cache, 60, declared, 2) == pytest.approx(expected)
-    assert sampling_rate(cache, 60, 1000, 2) == 1.0
+    fitting = prompts_that_fit(cache, 60)
+    assert fitting == pytest.approx(CACHE_BYTES / (of_token * 60))
+    assert sampling_rate(fitting, 10**9, 2) == pytest.approx(fitting * 2 / 10**9)
+    assert sampling_rate(fitting, 1000, 2) == 1.0
+
+
+@torch.no_grad()
+def test_rows_without_a_record_take_no_more_memory_than_the_records_may(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every length has a pass of its own, and is known from one record that has it."""
+    monkeypatch.setattr(few_shot, "CACHE_BYTES", 2**25)
+    monkeypatch.setattr(few_shot, "ROWS", 64)
+    texts = tuple(" ".join(["warm"] * count) for count in range(1, 30))
+    data = LabelledTexts(texts, (1,) * len(texts))
+    rows = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION)
+    assert len(rows) > 20
+    assert 1 <= min(rows.values()) == max(rows.values()) < 64
+    allowed = allowed_tokens(phi, "english")
+    before, after = (phi.encode(part) for part in (INSTRUCTIONS[1], "\n"))
+    records = [phi.encode(text)[: template.max_text_tokens] for text in texts]
+    prompts = Prompts(phi, allowed, before, records, after, {count: rows[1, count] for _, count in rows})
+    for _ in range(TOKENS[1]):
+        prompts.append(9)
+    numbers = [n for each in prompts._passes for layer in each.cache.layers for n in (layer.keys, layer.values)]
+    assert sum(each.nbytes for each in numbers) <= 2**25
+
+
+@torch.no_grad()
+def test_a_model_that_forgets_the_first_tokens_is_refused_before_anything_is_charged(
+    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate
+) -> None:
+    model = tiny_language_model(tokenizer, "phi3", sliding_window=6)
+    asked = DATA, INSTRUCTIONS, TOKENS, GENERATION
+    with pytest.raises(InputError, match=r"^model\.name: the model does not keep keys and values of all tokens"):
+        prompt_rows(model, tokenise_template(model, prompt_template), *asked)
 
 
 def test_examples_that_have_no_room_are_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
