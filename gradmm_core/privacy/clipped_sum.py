@@ -67,8 +67,11 @@ class ClippedSum(ExactSum):
         if counted is None:
             counted = torch.ones_like(norms, dtype=torch.bool)
         if mechanism is not None and mechanism.discrete:
-            scales = scales * (1 - 1e-9)  # a margin for rounding
-            vectors = (gradients.materialise() * scales[:, None, None])[counted].cpu().numpy()
+            longest = clipping_norm * (1 - 1e-9)  # a margin for rounding
+            vectors = gradients.materialise() * (scales * (1 - 1e-9))[:, None, None]
+            # The norm of a vector near the centre is a small difference of large numbers, and may be wrong.
+            again = (longest / vectors.flatten(1).norm(dim=1)).clamp_max(1.0)
+            vectors = (vectors * again[:, None, None])[counted].cpu().numpy()
             self.add_part(torch.from_numpy(mechanism.quantise(vectors).sum(axis=0)))
         else:
             self.add_part(gradients.select(counted).weighted_sum(scales[counted]).cpu())

@@ -54,6 +54,23 @@ def test_batches_are_added_without_a_rounding_error(values: list[float]) -> None
     assert float(running.total) == pytest.approx(float(exact), rel=2**-52, abs=2**-95)
 
 
+@pytest.mark.parametrize("clipping_norm", [1e-3, 1e-6])
+def test_a_discrete_vector_is_no_longer_than_c_however_near_the_centre_a_gradient_is(clipping_norm: float) -> None:
+    """Its norm by factors, a difference of numbers around 1e6, is then wrong."""
+    audited = make_mechanism(clipping_norm=clipping_norm, sampler="discrete")
+    random = torch.Generator().manual_seed(0)
+    off = []
+    for _ in range(50):
+        residual, hidden = (torch.randn(1, 1, size, generator=random, dtype=torch.float64) for size in (2, 16))
+        residual, hidden = residual / residual.norm(), 1000 * hidden / hidden.norm()
+        apart = clipping_norm * torch.randn(2, 16, generator=random, dtype=torch.float64)
+        gradient = HeadGradients(residual, hidden, (residual.mT @ hidden)[0] + apart)
+        off.append(float(gradient.norms() / gradient.materialise().norm()))
+        added = ClippedSum().add(gradient, clipping_norm, audited).total
+        assert 0 < float(added.norm()) <= clipping_norm
+    assert min(off) < 1 - 1e-9
+
+
 def test_the_discrete_sum_is_on_its_grid_below_c_and_the_same_in_any_order() -> None:
     audited = make_mechanism(clipping_norm=0.7, sampler="discrete")
     random = torch.Generator().manual_seed(3)
