@@ -301,18 +301,19 @@ def column_of(table: pa.Table, name: str, setting: str, where: str) -> pa.Chunke
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
+#: Longer names of columns are taken for values.
+MAX_NAME_LENGTH = 40
+
+
 def listed_columns(names: Sequence[str], of: Sequence[str] | None = None) -> str:
     """List columns for an error, unless they may be values: the first record of a file without header.
 
     Args:
         of: all columns of the table, by which this is told; default, `names`.
     """
-    if all(name.isidentifier() and len(name) <= _MAX_NAME_LENGTH for name in of or names):
+    if all(name.isidentifier() and len(name) <= MAX_NAME_LENGTH for name in of or names):
         return f"the columns {', '.join(map(repr, names))}"
     return f"the {len(of or names)} columns (their names look like values; is the header missing?)"
-
-
-_MAX_NAME_LENGTH = 40
 
 
 def kind_of(kind: pa.DataType) -> str:

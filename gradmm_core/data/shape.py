@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gradmm.config.settings import DataSettings
 from gradmm.data.columns import (
     LABELS,
+    MAX_NAME_LENGTH,
     VALUE_TYPES,
     check_text,
     check_type,
@@ -112,6 +113,10 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     check_text(texts, text, path, "name another text column")
     names, classes = _classes(table, label, path)
     known = set(names or map(str, classes))
+    if (not label_column and label in known) or (not text_column and len(text) > MAX_NAME_LENGTH):
+        # A recipe with a record's values for names would be released with them.
+        fix = "add a line with the columns' names, or name both columns"
+        raise InputError("its first line seems to have values instead of columns' names", path, fix)
     unlabelled = {
         part: split
         for part, split in splits.items()
@@ -197,7 +202,7 @@ def _column(
         among = listed_columns(candidates or names, table.column_names)
         may_be = "may be any" if candidates else "seems to be none"
         what = f"the {option} column cannot be told: it {may_be} of {among}"
-        raise InputError(what, where, f"name it with --{option}")
+        raise InputError(what, where, f"name the {option} column")
     return candidates[0]
 
 

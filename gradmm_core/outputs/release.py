@@ -6,13 +6,14 @@ stages (accuracy, audits, record counts) are measured on private data and are no
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import jinja2
@@ -69,10 +70,10 @@ def write_release(folder: Location, run: RunRecord, texts: pd.DataFrame) -> Loca
         ValueError: if the folder would contain anything but `RELEASE_FILES`.
         KeyError: for a label that no class has.
     """
+    tables = {TRAIN_FILE: _train_parquet(run.recipe, texts), HARD_FILE: _hard_parquet(run.recipe, texts)}
     contents = {
-        "README.md": _card(run, texts).encode(),
-        TRAIN_FILE: _train_parquet(run.recipe, texts),
-        HARD_FILE: _hard_parquet(run.recipe, texts),
+        "README.md": _card(run, texts, tables).encode(),
+        **tables,
         "privacy.json": _privacy_json(run.guarantee).encode(),
         "recipe.yaml": _recipe_yaml(run).encode(),
     }
@@ -255,7 +256,7 @@ def _assumed_public(recipe: Recipe) -> str:
     )
 
 
-def _card(run: RunRecord, texts: pd.DataFrame) -> str:
+def _card(run: RunRecord, texts: pd.DataFrame, tables: Mapping[str, bytes]) -> str:
     recipe = run.recipe
     names = class_label_names(recipe)
     counts = Counter(texts["label"].tolist())
@@ -269,7 +270,7 @@ def _card(run: RunRecord, texts: pd.DataFrame) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template("card.md.jinja").render(
-        front_matter=_front_matter(recipe, run.guarantee, len(texts)),
+        front_matter=_front_matter(recipe, run.guarantee, len(texts), tables),
         recipe=recipe,
         target=run.plan.target,
         guarantee=run.guarantee,
@@ -296,7 +297,12 @@ def _escape_unless_marked_safe(value: Any) -> Any:
     return value if isinstance(value, Markup) else escape_markdown(str(value))
 
 
-def _front_matter(recipe: Recipe, guarantee: Guarantee, rows: int) -> str:
+def _front_matter(recipe: Recipe, guarantee: Guarantee, rows: int, tables: Mapping[str, bytes]) -> str:
+    """Describe the release to `datasets`.
+
+    The library keeps what it has loaded under the folder's name and these fields, not under its path. All releases
+    are called `release`, so without a digest in the fields it would return another one's texts.
+    """
     fields: dict[str, Any] = {"pretty_name": f"{recipe.name} (synthetic)"}
     if recipe.generation.projection.language == "english":
         fields["language"] = ["en"]
@@ -305,8 +311,12 @@ def _front_matter(recipe: Recipe, guarantee: Guarantee, rows: int) -> str:
         "size_categories": [next((name for bound, name in SIZE_CATEGORIES if rows < bound), "n>1M")],
         "tags": ["synthetic", *(["differential-privacy"] if guarantee.safe else [])],
         "configs": [
-            {"config_name": name, "data_files": [{"split": "train", "path": f"{folder}/train-*.parquet"}]}
-            for name, folder in (("default", "data"), ("hard", "hard"))
+            {
+                "config_name": name,
+                "description": f"SHA-256 {hashlib.sha256(tables[file]).hexdigest()}",
+                "data_files": [{"split": "train", "path": f"{PurePosixPath(file).parent}/train-*.parquet"}],
+            }
+            for name, file in (("default", TRAIN_FILE), ("hard", HARD_FILE))
         ],
     }
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip()

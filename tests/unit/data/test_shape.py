@@ -192,6 +192,29 @@ def test_a_label_in_the_place_of_a_header_is_not_named(tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("first", "rest"),
+    [
+        ("a warm soup,good", "cold soup,bad\ngood bread,good\nrude staff,bad\na good day,good\n"),
+        ("a warm soup,1", "cold soup,0\ngood bread,1\nrude staff,0\na good day,1\n"),
+        (f"{'a very ' * 8} warm soup,great", "cold soup,bad\ngood bread,good\nrude staff,bad\na good day,good\n"),
+    ],
+)
+def test_a_record_in_the_place_of_a_header_is_refused_and_not_quoted(
+    tmp_path: Path, first: str, rest: str
+) -> None:
+    """The names of the columns are part of the recipe, and so of every release."""
+    file = tmp_path / "train.csv"
+    file.write_text(f"{first}\n{rest}")
+    with pytest.raises(InputError, match="seems to have values instead of columns' names") as refused:
+        shape_of(str(file), None, None)
+    assert "soup" not in str(refused.value)
+    text, label = first.split(",")
+    assert shape_of(str(file), text, label).text_column == text  # who names them knows them
+    file.write_text(f"text,label\n{first}\n{rest}")
+    assert shape_of(str(file), None, None).text_column == "text"
+
+
 def test_texts_may_be_missing(tmp_path: Path) -> None:
     frame = REVIEWS.assign(review=pd.Series([None] * 120, dtype="string"))
     assert shape_of(write(frame, tmp_path / "r.parquet"), "review", None).words == 8

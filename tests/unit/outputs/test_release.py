@@ -300,6 +300,19 @@ def test_datasets_loads_the_folder_with_texts_and_class_labels(
     assert data["matching_loss"][:] == texts["matching_loss"].tolist()
 
 
+def test_datasets_loads_each_release_although_all_have_one_name(
+    tmp_path: Path, private_run: RunRecord, texts: pd.DataFrame
+) -> None:
+    """The library caches by name. A release that has just been made must not turn out to be an earlier one."""
+    other = texts.assign(text=texts["text"] + " !")
+    for name, made in (("one", texts), ("other", other)):
+        folder = write_release(tmp_path / name / "release", private_run, made)
+        cache = str(tmp_path / "cache")
+        assert load(folder, tmp_path / "cache")["text"][:] == made["text"].tolist()
+        hard = datasets.load_dataset(str(folder), "hard", split="train", cache_dir=cache)
+        assert set(hard["text"]) <= set(made["text"])
+
+
 def test_the_configuration_hard_repeats_texts_with_labels_in_proportion(tmp_path: Path) -> None:
     labels = {1: "positive", 0: "negative"}
     texts = texts_of(labels, ["a", "b"])
@@ -581,7 +594,8 @@ def test_model_folder_is_reduced_to_its_last_component_and_a_hub_id_is_kept(
     ("rows", "category"), [(2, "n<1K"), (1000, "1K<n<10K"), (10**5, "100K<n<1M"), (10**6, "n>1M")]
 )
 def test_front_matter_is_what_the_hub_reads(private_run: RunRecord, rows: int, category: str) -> None:
-    fields = yaml.safe_load(release._front_matter(private_run.recipe, private_run.guarantee, rows))
+    tables = {release.TRAIN_FILE: b"a", release.HARD_FILE: b"b"}
+    fields = yaml.safe_load(release._front_matter(private_run.recipe, private_run.guarantee, rows, tables))
     assert fields["size_categories"] == [category]
     assert fields["task_categories"] == ["text-classification"]
     assert fields["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-*.parquet"}]
