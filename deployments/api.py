@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow as pa
 import yaml
 
 from gradmm.config.loading import recipe_of
@@ -128,7 +129,13 @@ def _as_file(data: Any, name: str, root: Location) -> Iterator[str]:
     if not isinstance(root, Path):
         fix = "give a local folder, or a file of data"
         raise InputError("a frame cannot be kept in an object store", "root", fix)
-    content = _frame(data).to_parquet(index=False)
+    try:
+        content = _frame(data).to_parquet(index=False)
+    except pa.ArrowException as error:  # quotes a value, and then names the column
+        _, _, column = str(error.args[-1]).rpartition("Conversion failed for column ")
+        where = column.partition(" with type ")[0] or "data"
+        fix = "convert the column to one type"
+        raise InputError("values of several types, or of one that Parquet does not have", where, fix) from None
     file = root / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
     is_new = not file.exists()
     publish(file, content)

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in ENVIRONMENT_ERRORS:
             raise
-        fix = "finished stages are kept: remove the cause (room, permissions, ...), and run again"
+        fix = "finished stages are kept: make room, change permissions or limits, and run again"
         print(f"gradmm: {InputError(str(error.strerror), str(error.filename or 'disk'), fix)}", file=sys.stderr)
         return EXIT_USAGE
     except RedactedError as error:

@@ -117,7 +117,8 @@ def difference_shrinkage(
         sigma: standard deviation of the noise in each coordinate; 0 without noise.
     """
     by_chance = clipping_norm**2 / records + sigma**2 * difference.numel() / records**2
-    return max(0.0, 1 - by_chance / float((difference / records).square().sum()))
+    squared = float((difference / records).square().sum())
+    return max(0.0, 1 - by_chance / squared) if squared else 0.0
 
 
 def label_rows(template: TokenisedTemplate) -> list[int]:

@@ -55,6 +55,10 @@ def test_a_frame_gives_texts(distil: Callable[..., gradmm.Distillation], form: C
             "data: a data set of the splits train; give one, as data['train']",
         ),
         (pd.concat([REVIEWS, REVIEWS[["review"]]], axis=1), "data: several columns are named 'review'; rename"),
+        (
+            REVIEWS.assign(stars=[7, *["secret"] * (len(REVIEWS) - 1)]),
+            "stars: values of several types, or of one that Parquet does not have; convert the column",
+        ),
     ],
 )
 def test_data_that_is_no_table_is_refused(

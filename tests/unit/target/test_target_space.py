@@ -266,6 +266,7 @@ def test_a_difference_is_shrunk_more_for_fewer_records_and_more_noise() -> None:
     record = torch.zeros(3, 4, dtype=torch.float64)
     record[1, 2] = 2.0
     assert difference_shrinkage(record, 1.0, 2.0, 0.0) == 0
+    assert difference_shrinkage(1e-200 * record, 1.0, 1e-30, 1e-30) == 0  # its square is zero
     assert difference_shrinkage(5 * record, 5.0, 2.0, 0.0) == pytest.approx(1 - 1 / 5)
     assert difference_shrinkage(50 * record, 50.0, 2.0, 3.0) == pytest.approx(1 - 1 / 50 - 9 * 12 / (50 * 2) ** 2)
     assert difference_shrinkage(50 * record, 50.0, 2.0, 300.0) == 0
