@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,8 +133,8 @@ def _as_file(data: Any, name: str, root: Location) -> Iterator[str]:
     try:
         content = _frame(data).to_parquet(index=False)
     except pa.ArrowException as error:  # quotes a value, and then names the column
-        _, _, column = str(error.args[-1]).rpartition("Conversion failed for column ")
-        where = column.partition(" with type ")[0] or "data"
+        named = re.fullmatch("Conversion failed for column (.*) with type .*", str(error.args[-1]))
+        where = named[1] if named else "data"
         fix = "convert the column to one type"
         raise InputError("values of several types, or of one that Parquet does not have", where, fix) from None
     file = root / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"

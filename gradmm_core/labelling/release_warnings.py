@@ -32,7 +32,7 @@ def weak_gradient(recipe: Recipe, plan: ReleasePlan) -> str:
         return ""
     return (
         f"WARNING: generation.method={method} matches the gradient, which has only {share:.0%} of this release. "
-        f"Use the preset search or paper, or reduce target_gradient.token_share and probe_share"
+        "Use the preset search or paper, or reduce target_gradient.token_share and probe_share"
     )
 
 

@@ -209,14 +209,15 @@ def gradient_rows(
 @contextmanager
 def _some_weights(adapted: AdaptedModel) -> Iterator[None]:
     """Let the trained weights be random for a while: where they are zero, so are their products, in every row."""
-    random = torch.Generator().manual_seed(0)
-    for weight in adapted.weights.values():
-        weight.data.copy_(0.01 * torch.randn(weight.shape, generator=random))
+    random, weights = torch.Generator().manual_seed(0), [weight.data for weight in adapted.weights.values()]
+    before = [weight.clone() for weight in weights]
+    for weight in weights:
+        weight.copy_(0.01 * torch.randn(weight.shape, generator=random))
     try:
         yield
     finally:
-        for weight in adapted.weights.values():
-            weight.data.zero_()
+        for weight, values in zip(weights, before, strict=True):
+            weight.copy_(values)
 
 
 def train_adapters(

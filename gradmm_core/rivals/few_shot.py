@@ -155,19 +155,23 @@ def _of_one_length(records: Sequence[list[int]], rows: Mapping[int, int]) -> Ite
         yield from (of_length[begin : begin + rows[length]] for begin in range(0, len(of_length), rows[length]))
 
 
-def prompts_that_fit(prompt_cache: PromptCache, tokens: int) -> float:
-    """Return how many prompts of this length have room in `CACHE_BYTES`.
+def prompts_that_fit(
+    language_model: LanguageModel, template: TokenisedTemplate, instruction: str, length: int
+) -> float:
+    """Return how many prompts of the longest record and `length` more tokens have room in `CACHE_BYTES`.
 
     Raises:
         InputError: if the model does not keep keys and values of all tokens.
     """
-    cache, _ = prompt_cache.begin(1)
+    before, after = _around(language_model, instruction)
+    longest = len(before) + template.max_text_tokens + len(after) + length
+    cache, _ = PromptCache(language_model, instruction).begin(1)
     try:
         numbers = [each for layer in cache.layers for each in (layer.keys, layer.values)]
         of_token = sum(each.nbytes for each in numbers) / numbers[0].shape[2]
     except AttributeError as error:
         raise _needs_all_tokens() from error
-    return CACHE_BYTES / (of_token * tokens)
+    return CACHE_BYTES / (of_token * longest)
 
 
 def _needs_all_tokens() -> InputError:
@@ -185,11 +189,6 @@ def sampling_rate(fitting: float, declared_records: int, classes: int) -> float:
         fitting: see `prompts_that_fit`.
     """
     return min(1.0, fitting * classes / declared_records)
-
-
-def _longest_prompt(before: Sequence[int], template: TokenisedTemplate, after: Sequence[int], length: int) -> int:
-    """Return the number of tokens of a prompt with the longest record and a whole example."""
-    return len(before) + template.max_text_tokens + len(after) + length
 
 
 def check_room(
@@ -259,8 +258,7 @@ def prompt_rows(
     for label, instruction in instructions.items():
         before, after = _around(language_model, instruction)
         probabilities = partial(_probabilities, language_model, allowed, before, after, text_tokens[label])
-        prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
-        fitting = prompts_that_fit(prompt_cache, _longest_prompt(before, template, after, text_tokens[label]))
+        fitting = prompts_that_fit(language_model, template, instruction, text_tokens[label])
         most = max(1, min(ROWS, int(fitting / template.max_text_tokens)))
         for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}):
             found[label, count] = independent_rows(language_model, most, count, probabilities)
@@ -301,7 +299,7 @@ def private_examples(
             length = text_tokens[label]
             before, after = _around(language_model, instruction)
             prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
-            fitting = prompts_that_fit(prompt_cache, _longest_prompt(before, template, after, length))
+            fitting = prompts_that_fit(language_model, template, instruction, length)
             rate = sampling_rate(fitting, declared_records, len(instructions))
             own = data.of_class(label)
             # Not by the seed: who takes part must not depend on the other records' places.

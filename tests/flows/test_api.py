@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import gradmm
@@ -35,6 +36,14 @@ def distil(tmp_path: Path, tiny_model: ModelReference) -> Callable[..., gradmm.D
     return run
 
 
+#: Values of a type that Parquet does not have.
+UNION = pa.UnionArray.from_dense(
+    pa.array([0] * len(REVIEWS), pa.int8()),
+    pa.array(range(len(REVIEWS)), pa.int32()),
+    [pa.array(["secret"] * len(REVIEWS))],
+)
+
+
 @pytest.mark.parametrize("form", [lambda frame: frame, datasets.Dataset.from_pandas])
 def test_a_frame_gives_texts(distil: Callable[..., gradmm.Distillation], form: Callable[[Any], Any]) -> None:
     made = distil(form(REVIEWS), text="review", label="stars", name="reviews")
@@ -58,6 +67,10 @@ def test_a_frame_gives_texts(distil: Callable[..., gradmm.Distillation], form: C
         (
             REVIEWS.assign(stars=[7, *["secret"] * (len(REVIEWS) - 1)]),
             "stars: values of several types, or of one that Parquet does not have; convert the column",
+        ),
+        (
+            REVIEWS.assign(either=pd.Series(UNION, dtype=pd.ArrowDtype(UNION.type))),
+            "data: values of several types, or of one that Parquet does not have; convert the column",
         ),
     ],
 )

@@ -515,10 +515,10 @@ class Releaser:
 
 
 def test_two_processes_that_race_for_a_budget_share_it_exactly(ledger: Ledger, tmp_path: Path) -> None:
-    fits = 23
+    fits = 47
     epsilon = composed_epsilon([release()] * fits, DELTA, "add-or-remove") * 1.001
     assert epsilon < composed_epsilon([release()] * (fits + 1), DELTA, "add-or-remove")
-    one, other = (Releaser(ledger, tmp_path / name, epsilon, rounds=25) for name in ("one", "other"))
+    one, other = (Releaser(ledger, tmp_path / name, epsilon, rounds=50) for name in ("one", "other"))
     with one, other:
         one.go()
         other.go()

@@ -220,7 +220,7 @@ def test_whoever_comes_between_no_release_is_lost_or_passes_the_budget(overtaken
 
 
 def test_threads_that_race_for_a_budget_share_it_exactly() -> None:
-    fits, each = 4, 3
+    fits, each = 7, 5
     with object_store():
         root = new_bucket("race") / "team"
 

@@ -140,7 +140,7 @@ def test_the_noise_is_of_that_size_and_a_canary_tells_no_more_than_claimed(
 ) -> None:
     """Released with a unit of 1 and public means of zero, a vector is the noisy sum over the noisy count."""
     public = public_means(phi, template, own_texts(phi))
-    claim, draws = make_mechanism(1.0), 700
+    claim, draws = make_mechanism(1.0), 2000
     width = len(public.features.map)
     plain = dataclasses.replace(
         public, unit=1.0, of_class={label: torch.zeros(width).double() for label in (0, 1)}

@@ -16,7 +16,7 @@ from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.prompt import PromptCache, with_examples
+from gradmm.lm.prompt import PromptCache, prompt_ids, with_examples
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.lm.vocabulary import allowed_tokens
@@ -258,12 +258,12 @@ def test_a_class_without_records_is_written_by_noise(phi: LanguageModel, templat
     assert len(written(phi, template, LabelledTexts(GOOD, (1,) * 4), make_mechanism(1.0))) == 6
 
 
-def test_the_sampling_rate_follows_from_public_sizes(phi: LanguageModel) -> None:
-    cache = PromptCache(phi, INSTRUCTIONS[0])
+def test_the_sampling_rate_follows_from_public_sizes(phi: LanguageModel, template: TokenisedTemplate) -> None:
     config = phi.model.config
     of_token = 2 * config.num_hidden_layers * config.hidden_size * 8  # float64
-    fitting = prompts_that_fit(cache, 60)
-    assert fitting == pytest.approx(CACHE_BYTES / (of_token * 60))
+    tokens = len(prompt_ids(phi, INSTRUCTIONS[0])) + template.max_text_tokens + len(phi.encode("\n")) + 5
+    fitting = prompts_that_fit(phi, template, INSTRUCTIONS[0], 5)
+    assert fitting == pytest.approx(CACHE_BYTES / (of_token * tokens))
     assert sampling_rate(fitting, 10**9, 2) == pytest.approx(fitting * 2 / 10**9)
     assert sampling_rate(fitting, 1000, 2) == 1.0
 

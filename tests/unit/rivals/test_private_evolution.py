@@ -110,7 +110,7 @@ def test_all_histograms_compose_to_the_claim(epsilon: float, sigma: float, itera
 
 
 def test_the_noise_is_of_that_size_and_independent_and_a_canary_tells_no_more_than_claimed() -> None:
-    claim, draws, iterations = make_mechanism(1.0), 1000, 10
+    claim, draws, iterations = make_mechanism(1.0), 3000, 10
     each = mechanism_of_part(claim, iterations)
     absent, present = {0: np.array([3, 0]), 1: np.array([1])}, {0: np.array([3, 1]), 1: np.array([1])}
 
