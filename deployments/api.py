@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import yaml
+from pyarrow import parquet
 
 from gradmm.config.loading import recipe_of
 from gradmm.data.shape import shape_of
@@ -103,6 +104,8 @@ def distil(
     place, model = location(str(root)), str(model)
     if recipe_name(name) != name:
         raise InputError(f"{name!r} is not a valid name", "name", f"use {recipe_name(name)!r}")
+    if isinstance(settings, str):
+        raise InputError("is a text", "settings", f"give a list of them: [{settings!r}]")
     with for_the_owner_only():
         Root(path=place).prepare()
         with _as_file(data, name, place) as source:
@@ -131,12 +134,17 @@ def _as_file(data: Any, name: str, root: Location) -> Iterator[str]:
         fix = "give a local folder, or a file of data"
         raise InputError("a frame cannot be kept in an object store", "root", fix)
     try:
-        content = _frame(data).to_parquet(index=False)
+        table = pa.Table.from_pandas(_frame(data), preserve_index=False)
+        features = getattr(data, "features", None)  # of a data set: they name the classes
+        names = features.arrow_schema.metadata if features else None
+        stream = io.BytesIO()
+        parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **(names or {})}), stream)
     except pa.ArrowException as error:  # quotes a value, and then names the column
         named = re.fullmatch("Conversion failed for column (.*) with type .*", str(error.args[-1]))
         where = named[1] if named else "data"
         fix = "convert the column to one type"
         raise InputError("values of several types, or of one that Parquet does not have", where, fix) from None
+    content = stream.getvalue()
     file = root / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
     is_new = not file.exists()
     publish(file, content)

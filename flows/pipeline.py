@@ -9,6 +9,7 @@ from typing import Any
 
 from gradmm.config.extras import check_extras
 from gradmm.config.recipe import Recipe
+from gradmm.data.splits import check_splits
 from gradmm.filters.rows import filters_by_probe
 from gradmm.flows.runtime.shard_runners import check_cluster
 from gradmm.flows.runtime.stage_runs import StageRuns
@@ -34,6 +35,7 @@ from gradmm.tasks.runtime.input_checks import check_kept, check_records, model_c
 from gradmm.tasks.runtime.inputs import DataReference, dataset_fingerprint, drawn_rows, model_fingerprint
 from gradmm.tasks.runtime.privacy_budget import check_charged, count_records, privacy_budget
 from gradmm.tasks.runtime.stage_task import RunContext
+from gradmm.tasks.target_gradient import planned_release
 from gradmm.tasks.target_gradient import target_gradient as target_gradient_stage
 from gradmm.tasks.target_space import target_space as target_space_stage
 from gradmm.tasks.word_tilt import word_tilt as word_tilt_stage
@@ -108,9 +110,10 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
             private run, because the draw depends on all rows.
     """
     context, plan = runs.context, runs.plan
+    check_splits(context.data)
     model = model_fingerprint(recipe.model)
     prompt_template = PromptTemplate.of(recipe)
-    public_inputs = {
+    public_inputs: dict[str, Any] = {
         "model": model,
         "prompt_template": prompt_template,
         "settings": plan.target,
@@ -140,11 +143,13 @@ def release_target(runs: StageRuns, recipe: Recipe, drawn: tuple[int, int] | Non
     if drawn:
         assert plan.mechanism is None
         data = data.model_copy(update={"train": drawn_rows(context, data.train, *drawn)})
-    if plan.charged:
-        count_records(context, data.train)
-    else:
+    if not plan.charged:
         space = public_space(runs, recipe, model)
-    target = runs.run(target_gradient_stage, train=data.train, space=space, **public_inputs)
+    inputs: dict[str, Any] = public_inputs | {"space": space}
+    if plan.charged:
+        made = not context.redraw and runs.found(target_gradient_stage, train=data.train, **inputs)
+        count_records(context, data.train, None if made else planned_release(context, **inputs))
+    target = runs.run(target_gradient_stage, train=data.train, **inputs)
     if plan.charged:
         check_charged(context, target)
     return TargetContext(model, prompt_template, plan, space, data, target)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gradmm.config.recipe import Recipe
+from gradmm.data.splits import LabelledTexts
 from gradmm.deployments.cli.summary import next_release
 from gradmm.errors import printable, together
 from gradmm.flows.pipeline import stage_runs
@@ -53,16 +54,17 @@ def check(requested: Recipe, root_path: Location) -> None:
     print(f"{'model':12} {printable(reference.name)}, {million:,.1f} million parameters, {reference.dtype}")
     of_stages = ", ".join(f"{stage} {needed / 2**30:.1f}" for stage, needed in memory.stages.items())
     print(f"{'memory':12} {of_stages} GiB, of {memory.available / 2**30:.1f} available")
-    print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger))}")
+    train = read_split(context, found.train)
+    print(f"{'guarantee':12} {_guarantee(recipe, Ledger.of(root.path, requested.ledger), train)}")
     for line in release_warnings(recipe, release_plan(recipe)):
         print(f"{'release':12} {line}")
 
 
-def _guarantee(recipe: Recipe, ledger: Ledger) -> str:
+def _guarantee(recipe: Recipe, ledger: Ledger, train: LabelledTexts) -> str:
     """Say what a run guarantees and whether the ledger allows it."""
     plan = release_plan(recipe)
     if plan.mechanism is None:
         return "none (privacy.epsilon is null): the texts may repeat the data"
     text = f"epsilon {plan.mechanism.epsilon:g}, delta {plan.mechanism.delta:.3g}"
-    _, refusal = next_release(recipe, plan, ledger)
+    _, refusal = next_release(recipe, plan, ledger, ledger.digests(train.texts, train.unit_names))
     return f"{text}; a new release is refused ({refusal})" if refusal else f"{text}; the budget allows it"

@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.table import Table
 
 from gradmm.config.recipe import BUILTIN, Recipe
@@ -18,6 +19,7 @@ from gradmm.privacy.guarantee import rounded_up
 from gradmm.privacy.ledger import Budget, Ledger, Release, budget_of, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
+from gradmm.privacy.row_digests import NO_DIGESTS
 from gradmm.storage.artifacts import Root
 
 if TYPE_CHECKING:
@@ -78,12 +80,18 @@ def set_budget_of(recipe: Recipe, ledger: Ledger, epsilon: float) -> None:
     ledger.set_budget(Budget(epsilon=epsilon, delta=delta, adjacency=recipe.privacy.adjacency))
 
 
-def next_release(recipe: Recipe, plan: ReleasePlan, ledger: Ledger) -> tuple[Release, str | None]:
-    """Return the release that a private recipe makes, and why the ledger would refuse it; None if it would not."""
+def next_release(
+    recipe: Recipe, plan: ReleasePlan, ledger: Ledger, uncounted: np.ndarray = NO_DIGESTS
+) -> tuple[Release, str | None]:
+    """Return the release that a private recipe makes, and why the ledger would refuse it; None if it would not.
+
+    Args:
+        uncounted: `Ledger.digests` of the recipe's data, if they have been read.
+    """
     assert plan.mechanism is not None
     planned = release_of(recipe.name, plan.mechanism, plan.target, recipe.privacy.unit_column)
     try:
-        ledger.check(ledger.budget() or budget_of(recipe.privacy, plan.mechanism), planned)
+        ledger.check(budget_of(recipe.privacy, plan.mechanism), planned, uncounted=uncounted)
     except BudgetExhausted as error:
         return planned, str(error)
     return planned, None

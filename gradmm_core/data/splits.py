@@ -125,6 +125,16 @@ class Splits:
     test: LabelledTexts
 
 
+def check_splits(settings: DataSettings) -> None:
+    """Check that a local data set has a file for each split, without reading any.
+
+    Raises:
+        InputError: with all splits that have none.
+    """
+    names = (settings.train_split, settings.validation_split, settings.test_split)
+    together(*(partial(sources_of, settings, name) for name in names if name is not None))
+
+
 def load_splits(
     settings: DataSettings, labels: Sequence[int], seed: int, unit_column: str | None = None
 ) -> Splits:

@@ -41,6 +41,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from jaxtyping import UInt64
 from pydantic import Field
 
 from gradmm.config.settings import Positive, PrivacySettings, Settings, TargetGradientSettings
@@ -48,7 +50,7 @@ from gradmm.errors import BudgetExhausted, InputError
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.privacy.ledger_store import LinesOfFile, LinesOfObjects, tries
 from gradmm.privacy.mechanism import GaussianMechanism, epsilon_of
-from gradmm.privacy.row_digests import RowDigests
+from gradmm.privacy.row_digests import NO_DIGESTS, RowDigests
 from gradmm.storage.location import Location, objects_in
 
 #: Relative tolerance of the budget. Calibrating noise to an epsilon and computing the epsilon of that noise are
@@ -200,15 +202,23 @@ class Ledger:
     def rows(self) -> RowDigests:
         return RowDigests(self.file.parent)
 
+    def digests(self, texts: Sequence[str], units: Iterable[str] = ()) -> UInt64[np.ndarray, " different"]:
+        """Return what data are recognised by in the root's ledgers; nothing while none counts any."""
+        return self.rows.of(texts, units) if self.rows.ledgers() else NO_DIGESTS
+
     def count_records(self, texts: Sequence[str], units: Iterable[str] = ()) -> None:
         """Let releases from data with one of these texts, or one of these units' names, count in this ledger."""
         with self._lines.lock():
             self.rows.add(self.name, self.rows.of(texts, units))
 
-    def related(self) -> list[Ledger]:
-        """Return this ledger and all others of the root whose data share a record or a unit with it, by name."""
+    def related(self, uncounted: UInt64[np.ndarray, " different"] = NO_DIGESTS) -> list[Ledger]:
+        """Return this ledger and all others of the root whose data share a record or a unit with it, by name.
+
+        Args:
+            uncounted: `digests` of data that are taken for counted in this ledger.
+        """
         suffix = self.file.name.removeprefix(self.name)
-        others = [Ledger(self.file.parent / f"{name}{suffix}") for name in self.rows.related(self.name)]
+        others = [Ledger(self.file.parent / f"{name}{suffix}") for name in self.rows.related(self.name, uncounted)]
         return sorted([self, *others], key=lambda ledger: ledger.name)
 
     @contextmanager
@@ -264,19 +274,28 @@ class Ledger:
         assert held is not None
         return held
 
-    def check(self, budget: Budget, *releases: Release) -> None:
+    def check(
+        self, budget: Budget, *releases: Release, uncounted: UInt64[np.ndarray, " different"] = NO_DIGESTS
+    ) -> None:
         """Check that the budget has room for all of these releases; write nothing.
 
         Args:
             budget: judges where the ledger has none of its own.
+            uncounted: `digests` of the data to release from, if they may not be counted in this ledger yet.
 
         Raises:
             BudgetExhausted: if the composed epsilon would exceed the budget of this ledger or of a related one.
         """
-        self._check(self._read(), budget, releases)
+        self._check(self._read(), budget, releases, uncounted)
 
-    def _check(self, own: _State, budget: Budget, releases: Sequence[Release]) -> None:
-        related = {ledger.name: ledger._read() for ledger in self.related() if ledger.name != self.name}
+    def _check(
+        self,
+        own: _State,
+        budget: Budget,
+        releases: Sequence[Release],
+        uncounted: UInt64[np.ndarray, " different"] = NO_DIGESTS,
+    ) -> None:
+        related = {ledger.name: ledger._read() for ledger in self.related(uncounted) if ledger.name != self.name}
         past = [entry.release for state in (own, *related.values()) for entry in state.entries.values()]
         for release in releases:
             _check_unit(past, release, self.file)

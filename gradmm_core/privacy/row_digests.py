@@ -32,6 +32,8 @@ from gradmm.storage.location import Location, create, objects_in, put, read_byte
 DIGEST_BYTES = 8
 KEY_BYTES = 32
 
+NO_DIGESTS = np.empty(0, np.uint64)
+
 
 @dataclass(frozen=True)
 class RowDigests:
@@ -80,15 +82,19 @@ class RowDigests:
             if len(content) % DIGEST_BYTES:
                 raise InputError("is damaged", str(file), "restore it from a backup; nothing was released")
             parts.append(np.frombuffer(content, dtype="<u8"))
-        return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]).astype(np.uint64))
+        return np.unique(np.concatenate([NO_DIGESTS, *parts]).astype(np.uint64))
 
-    def related(self, ledger: str) -> list[str]:
-        """Return the names of the other ledgers that share a record or a unit with this one."""
-        own = self.read(ledger)
-        others = (other for other in self._ledgers() if other != ledger)
+    def related(self, ledger: str, uncounted: UInt64[np.ndarray, " different"] = NO_DIGESTS) -> list[str]:
+        """Return the names of the other ledgers that share a record or a unit with this one.
+
+        Args:
+            uncounted: digests of data that are taken for counted in it.
+        """
+        own = np.union1d(self.read(ledger), uncounted)
+        others = (other for other in self.ledgers() if other != ledger)
         return [other for other in others if len(np.intersect1d(own, self.read(other), assume_unique=True))]
 
-    def _ledgers(self) -> list[str]:
+    def ledgers(self) -> list[str]:
         """Return the names of all ledgers with digests."""
         if isinstance(self.folder, Path):
             names = [file.name for file in self.folder.glob("*.rows")]
@@ -111,7 +117,7 @@ class RowDigests:
         try:
             return read_bytes(file)
         except FileNotFoundError as error:
-            if self._ledgers():
+            if self.ledgers():
                 fix = "restore it from a backup: without it, records cannot be recognised; nothing was released"
                 raise InputError("is missing", str(file), fix) from error
             key = secrets.token_bytes(KEY_BYTES)

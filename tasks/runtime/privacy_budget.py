@@ -70,10 +70,20 @@ def _kind(release: Release) -> tuple[object, ...]:
 
 
 @task(name="count_records", persist_result=False, result_serializer="json")
-def count_records(context: RunContext, train: SplitReference) -> None:
-    """Let releases from records and units of `train` count in the run's ledger, whatever their data are called."""
+def count_records(context: RunContext, train: SplitReference, release: Release | None = None) -> None:
+    """Let releases from records and units of `train` count in the run's ledger, whatever their data are called.
+
+    Args:
+        release: to be made from them. If it is refused, they are not counted: nothing was released of them.
+
+    Raises:
+        BudgetExhausted: if the release would exceed the budget of a ledger that counts some of these records.
+    """
     data = redact_errors(lambda: read_split(context, train), "count_records", context.root.errors)
-    ledger_of(context).count_records(data.texts, data.unit_names)
+    ledger = ledger_of(context)
+    if release is not None:
+        ledger.check(proposed_budget(context), release, uncounted=ledger.digests(data.texts, data.unit_names))
+    ledger.count_records(data.texts, data.unit_names)
 
 
 def check_charged(context: RunContext, target: StageArtifact) -> None:

@@ -44,7 +44,12 @@ UNION = pa.UnionArray.from_dense(
 )
 
 
-@pytest.mark.parametrize("form", [lambda frame: frame, datasets.Dataset.from_pandas])
+def with_class_names(frame: pd.DataFrame) -> datasets.Dataset:
+    """Return a data set whose labels are numbers, with the classes' names in its features."""
+    return datasets.Dataset.from_pandas(frame).class_encode_column("stars")
+
+
+@pytest.mark.parametrize("form", [lambda frame: frame, datasets.Dataset.from_pandas, with_class_names])
 def test_a_frame_gives_texts(distil: Callable[..., gradmm.Distillation], form: Callable[[Any], Any]) -> None:
     made = distil(form(REVIEWS), text="review", label="stars", name="reviews")
     assert list(made.texts.columns) == ["text", "label", "p_bad", "p_good", "log_perplexity"]
@@ -126,5 +131,7 @@ def test_what_is_wrong_with_a_frame_is_said(distil: Callable[..., gradmm.Distill
         distil(REVIEWS, text="body")
     with pytest.raises(gradmm.InputError, match="row 3 has no text"):
         distil(REVIEWS.assign(review=REVIEWS["review"].where(REVIEWS.index != 3)))
+    with pytest.raises(gradmm.InputError, match=re.escape("settings: is a text; give a list of them: ['seed=1']")):
+        distil(REVIEWS, settings="seed=1")
     with pytest.raises(gradmm.InputError, match="contains no rows"):
         distil(pd.DataFrame({"text": [], "label": []}))

@@ -385,6 +385,9 @@ def test_privacy_lists_releases_and_says_what_the_next_one_may_cost(recipe_file:
     budget, entry, _ = map(json.loads, Path(values["ledger"]).read_text().splitlines())
     assert budget["budget"] == values["budget"] == {"epsilon": 4, "delta": 1e-5, "adjacency": "add-or-remove"}
     assert [release["id"] for release in values["releases"]] == [entry["id"]]
+    checked = gradmm("check", recipe_file, *private, "--set", "privacy.ledger=copy").out
+    assert "a new release is refused (privacy.budget_epsilon: this release would bring" in checked
+    assert "(1 release so far)" in checked
     ignored = gradmm("privacy", recipe_file, *private, "--set", "privacy.budget_epsilon=8").out
     assert "spent: epsilon 4 of 4" in ignored
 

@@ -333,6 +333,22 @@ def test_data_under_another_name_share_their_budget(
     assert last.guarantee.composed_epsilon == pytest.approx(6.0, abs=0.5)
 
 
+def test_a_refused_run_counts_no_records(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path
+) -> None:
+    """Data that lose the records which they share with others are free of the others' releases."""
+    other, root = tmp_path / "other", tmp_path / "root"
+    shutil.copytree(tiny_data, other)
+    train = pd.read_parquet(other / "train.parquet")
+    changed = train["text"] + " elsewhere"
+    train.assign(text=[train["text"][0], *changed[1:]]).to_parquet(other / "train.parquet")
+    run_first(private_recipe(), root)
+    with pytest.raises(BudgetExhausted, match="this release would bring"):
+        run_first(private_recipe(data={"path": str(other)}), root)
+    train.assign(text=changed).to_parquet(other / "train.parquet")
+    assert run_first(private_recipe(data={"path": str(other)}), root).guarantee.releases == 1
+
+
 def test_other_data_have_a_budget_of_their_own(
     private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path
 ) -> None:
@@ -621,6 +637,7 @@ def test_a_run_that_a_filter_empties_goes_on_with_other_settings_without_another
             r"sums of 10,000,000 records are rounded too much; set at most 2, or privacy\.sampler=discrete",
         ),
         ({}, r"target_\w+: takes .* GiB of memory .*, but only 0.0 GiB are available"),
+        ({"data": {"test_split": "tset"}}, r"no tset\.parquet, \.csv, .* change the split names under data"),
     ],
 )
 def test_what_can_be_known_is_refused_before_anything_is_charged(
@@ -639,6 +656,7 @@ def test_what_can_be_known_is_refused_before_anything_is_charged(
     with pytest.raises(InputError, match=message):
         run_first(recipe, tmp_path)
     assert releases(recipe, tmp_path) == []
+    assert not list(tmp_path.glob("stages/*/*"))
 
 
 def test_too_few_records_for_the_audits_are_refused_before_anything_is_charged(

@@ -217,6 +217,23 @@ def test_a_release_counts_in_all_ledgers_that_share_a_record(tmp_path: Path, pla
     assert one.spent(DELTA, "add-or-remove") == pytest.approx(other.spent(DELTA, "add-or-remove")) != 1.0
 
 
+@pytest.mark.parametrize("place", ["folder", "object store"])
+def test_data_are_judged_before_they_are_counted(tmp_path: Path, place: str) -> None:
+    root = tmp_path if place == "folder" else location(f"memory://{uuid4().hex}")
+    one, other = (Ledger.of(root, name) for name in ("one", "other"))
+    assert len(one.digests(["a", "b"])) == 0
+    one.count_records(["a", "b"], ["ann"])
+    one.set_budget(budget(1.0))
+    with one.charge(calibrated(1.0), budget(9.0)) as finish:
+        finish(DIGEST)
+    for texts, units in ((["B ", "c"], ()), (["c"], ["ann"])):
+        with pytest.raises(BudgetExhausted, match=f"budget of 1 of {one.name}"):
+            other.check(budget(9.0), calibrated(1.0), uncounted=other.digests(texts, units))
+    other.check(budget(1.0), calibrated(1.0), uncounted=other.digests(["c"], ["bob"]))
+    assert not other.rows.read(other.name).size
+    assert other.related() == [other]
+
+
 def test_a_person_in_two_data_sets_has_one_budget(tmp_path: Path) -> None:
     january, february = (Ledger.of(tmp_path, name) for name in ("january", "february"))
     january.count_records(["warm soup", "rude staff"], ["ann", "bob"])
