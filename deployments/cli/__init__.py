@@ -1,5 +1,6 @@
 """The command `gradmm`.
 
+entry: where the command starts.
 main: all commands but the studies, and their exit statuses.
 study_commands: a command for each study.
 options: options that several commands share.

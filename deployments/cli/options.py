@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def _parse_location(_: Any, tokens: Sequence[Token]) -> Location:
     text = tokens[0].value
     try:
+        if not text:  # of an unset variable, and `Path("")` is the current folder
+            raise ValueError("it is empty")
         return location(text)
     except ValueError as error:
         what = f"{text!r} is neither a folder nor an object store ({error})"

@@ -79,14 +79,15 @@ def storage_errors(place: UPath) -> Iterator[None]:
 
 
 def reach(place: Location) -> None:
-    """Check that the store behind a URL responds. Do nothing for a local path.
+    """Check that the store behind a URL responds, and that a local path is no file. It need not exist.
 
     Raises:
-        InputError: if it does not respond.
+        InputError: if the store does not respond, or the path is a file.
     """
-    if isinstance(place, Path):
-        return
-    objects_in(place)
+    if not isinstance(place, Path):
+        objects_in(place)
+    elif place.is_file():
+        raise InputError("is a file", str(place), "give a folder")
 
 
 def objects_in(place: UPath) -> list[str]:

@@ -620,6 +620,35 @@ def test_a_completion_script_knows_commands_and_asks_for_names(shell: str, tmp_p
         subprocess.run([shell, "-n", tmp_path / "script"], check=True)
 
 
+def test_ctrl_c_while_commands_are_imported_ends_without_a_word() -> None:
+    code = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "cyclopts":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from gradmm.deployments.cli.entry import main
+main()
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_root_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, line in (
+        (
+            "",
+            "--root: '' is neither a folder nor an object store (it is empty); give a folder or s3://bucket/prefix",
+        ),
+        (str(tmp_path / "file"), f"{tmp_path / 'file'}: is a file; give a folder"),
+    ):
+        refused = gradmm("runs", "--root", place)
+        assert (refused.status, refused.out) == (2, "")
+        assert line in refused.err
+
+
 @pytest.mark.parametrize("words", [["recipes"], ["recipes", "--show", "demo"], ["--help"]])
 def test_a_pipe_without_a_reader_ends_a_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
