@@ -163,7 +163,7 @@ def synthetic_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
 
 def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact:
     """Generate texts without filtering them."""
-    settings, target, tilt = recipe.generation, target_context.target, _word_tilt(runs, recipe, target_context)
+    settings, target, tilt = recipe.generation, target_context.target, fitted_words(runs, recipe, target_context)
     shards = plan_shards(list(runs.context.labels), settings.per_class, settings.examples_per_shard)
     categories = {c.label: c for c in recipe.classes}
 
@@ -191,7 +191,7 @@ def generated_texts(runs: StageRuns, recipe: Recipe, target_context: TargetConte
     )
 
 
-def _word_tilt(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact | None:
+def fitted_words(runs: StageRuns, recipe: Recipe, target_context: TargetContext) -> StageArtifact | None:
     """Fit the tilt of words; None if no token rates were released, or if no words are sampled."""
     plan = target_context.plan
     if not tilts_words(recipe, plan.target):

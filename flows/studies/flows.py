@@ -38,6 +38,7 @@ from gradmm.evaluation.arm import CALIBRATED, Arm
 from gradmm.flows.runtime.run_names import timed_name
 from gradmm.flows.runtime.ui_logs import logs_in_ui
 from gradmm.flows.studies.study import Study
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.location import Location
 from gradmm.studies.ablations import Ablation, ablated, check_ablations
@@ -63,9 +64,11 @@ from gradmm.studies.plans import (
     check_plan,
     check_scale,
     check_scarce,
+    check_test_rows,
     default_sizes,
 )
 from gradmm.studies.record import StudyRecord
+from gradmm.tasks.runtime.input_checks import other_model_check
 from gradmm.tasks.runtime.inputs import drawn_rows, model_fingerprint
 from gradmm.tasks.studies import tables
 from gradmm.tasks.studies.distribution import distribution as distribution_stage
@@ -187,8 +190,10 @@ def transfer(
     study = Study("transfer", recipe, root, command)
     model = study.recipe.model
     settings = [model, *(model.model_copy(update={"name": name, "revision": None}) for name in models)]
-    # Before any work: refuses a model that cannot be read.
+    # Before any work: refuses a model that cannot be read, or that the recipe's texts do not fit.
     references = {each.name: model_fingerprint(each) for each in settings}
+    for name in models:
+        other_model_check(study.runs.context, name, references[name], PromptTemplate.of(study.recipe))
     texts, context = study.arms(arms), study.target_context
     classified = study.classify(texts, [study.size])  # first: it takes seconds
     plans = [study.trials(texts, [study.size], replace(context, model=model)) for model in references.values()]
@@ -317,6 +322,7 @@ def distribution(
     check_distribution(recipe, arms)
     size = all_texts(recipe)
     study = Study("distribution", recipe, root, command)
+    check_test_rows(study.target_context.data.test.rows)
     texts = study.arms(name for name in arms if ARMS[name].sizes([size]) == [size])
     seed = study.seeds[0]
     return study.finish(

@@ -26,6 +26,7 @@ from gradmm.flows.finetune_plan import Plan, Trial, repeating, searching
 from gradmm.flows.pipeline import (
     TargetContext,
     filtered_texts,
+    fitted_words,
     generated_texts,
     labelled_texts,
     release_target,
@@ -105,6 +106,14 @@ class Variant:
         return labelled_texts(
             runs, recipe, self.target_context, filtered_texts(runs, recipe, self.target_context, generated)
         )
+
+    @property
+    def passes_per_text(self) -> float:
+        """Token passes for each text that the first seed generated, with its share of fitting the words."""
+        first = self.seeds[0]
+        words = fitted_words(self.quiet, self._seeded(first)[1], self.target_context)
+        fitting = words.figures["token_passes"] / self.generated[first].rows if words else 0.0
+        return self.generated[first].figures["token_passes_per_text"] + fitting
 
     @property
     def guarantee(self) -> Guarantee:
@@ -247,7 +256,7 @@ class Study:
         if arm.name != "rerank":
             recipes = {"few-shot": few_shot, "zero-shot": zero_shot, SOFT_ZERO_SHOT: soft_zero_shot}
             return recipes[arm.name](self.recipe)
-        costs = [self.product.generated[self.seeds[0]].figures["token_passes_per_text"]]
+        costs = [self.product.passes_per_text]
         for draws in (1, 2):
             trial = few_texts(rerank(self.recipe, draws), TRIAL_TEXTS)
             generated = generated_texts(self.quiet, trial, self.target_context)

@@ -110,11 +110,17 @@ class Recipe(Settings):
             raise ValueError("classes: two classes share a name")
         if len({c.verbaliser for c in self.classes}) < len(labels):
             raise ValueError("classes: two classes share a verbaliser")
-        names = self.data.label_names
-        if names is not None and max(labels) >= len(names):
+        names = self.data.label_names or ()
+        if names and max(labels) >= len(names):
             raise ValueError(
                 f"classes: label {max(labels)} has no name among the {len(names)} in data.label_names"
             )
+        for each in self.classes:
+            if each.name in names and names[each.label] != each.name:
+                raise ValueError(
+                    f"classes: the class of label {each.label} is named {each.name!r}, which is label "
+                    f"{names.index(each.name)} in data.label_names"
+                )
         unknown = {e.label for e in self.label_filter.exemplars} - set(labels)
         if unknown:
             raise ValueError(f"label_filter.exemplars: no class has the label {min(unknown)}")
@@ -126,6 +132,10 @@ class Recipe(Settings):
             raise ValueError("data: neither data.path nor data.hub is set")
         if self.data.train_split in (self.data.validation_split, self.data.test_split):
             raise ValueError("data.train_split: is also the validation or test split")
+        if self.data.validation_split is not None and self.data.validation_split == self.data.test_split:
+            raise ValueError(
+                "data.validation_split: is also the test split; set null, to hold rows out of train instead"
+            )
 
     def _check_texts(self) -> None:
         """Check that texts can be generated and selected as asked for."""

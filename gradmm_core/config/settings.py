@@ -92,7 +92,7 @@ class DataSettings(Settings):
     )
     test_rows: Count = Field(default=1000, description="Rows held out from train if test_split is null.")
     drop_other_labels: bool = Field(
-        default=False, description="Drop rows with a label of no class. Default: raise an error."
+        default=False, description="Drop rows whose label is of no class. Default: raise an error."
     )
     min_words: Annotated[int, Field(ge=0)] = Field(default=0, description="Drop train rows with fewer words.")
     max_per_class: Count | None = Field(

@@ -149,10 +149,15 @@ def _known_labels(
         own, valid = _integers(column)
         what = "has a label that is not an integer"
         fix = "set data.label_names to the column's values, in the order of the labels"
+        invalid = ~valid & ~gaps
     else:
-        own = _places(label_values(column), names, column.type)
+        values = label_values(column)
+        own = _places(values, names, column.type)
         valid = own >= 0
-        what, fix = "has a label that is not among data.label_names", "add it there, or remove the row"
+        what = "has a label that is not among data.label_names"
+        fix = "add it there, or set data.drop_other_labels=true"
+        gaps |= (values == "") & ~valid  # an empty field of a CSV
+        invalid = np.zeros_like(valid) if settings.drop_other_labels else ~valid & ~gaps
     known = np.isin(own, labels) & valid
     unknown = np.zeros_like(known) if settings.drop_other_labels else valid & ~known
     return (
@@ -160,7 +165,7 @@ def _known_labels(
         known,
         [
             (gaps, "has no label", "remove the row, or give it a label"),
-            (~valid & ~gaps, what, fix),
+            (invalid, what, fix),
             (unknown, "has a label that belongs to no class", "add a class, or set data.drop_other_labels=true"),
         ],
     )

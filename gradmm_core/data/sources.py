@@ -127,14 +127,15 @@ def _saved(folder: Path, split: str | None) -> Source:
 
 
 def _in_file(file: Path, names: str | None) -> Source:
-    if file.suffix not in _READERS:
+    kind = file.suffix.lower()
+    if kind not in _READERS:
         fix = f"convert it to one of {', '.join(_READERS)}"
         raise InputError(f"files that end in {file.suffix!r} are not read", str(file), fix)
 
     def parts() -> Iterator[pa.Table]:
         try:
             _refuse_utf_16(file)
-            for table in _READERS[file.suffix](file, names):
+            for table in _READERS[kind](file, names):
                 table.validate(full=True)  # includes a check for UTF-8
                 yield table
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON
@@ -143,7 +144,8 @@ def _in_file(file: Path, names: str | None) -> Source:
             # The message quotes a value where a later block has other types than the first.
             message = re.sub(r"(couldn't parse|invalid value).*", "a value of another type", message, flags=re.S)
             problem = _first_line(message) or type(error).__name__
-            raise InputError(f"cannot be read ({problem})", str(file), "write the file again") from error
+            fix = "change its permissions" if isinstance(error, PermissionError) else "write the file again"
+            raise InputError(f"cannot be read ({problem})", str(file), fix) from error
 
     return Source(str(file), parts)
 
@@ -173,7 +175,7 @@ def _split_files(path: Path, split: str) -> list[Path]:
         raise InputError(
             f"no {split}.parquet, .csv, .tsv, .jsonl or .json, and no numbered parts",
             str(path),
-            "add the file, or change the split names under data",
+            f"add the file, put its parts into a folder {split}/, or change the split names under data",
         )
     if len(choices) > 1:
         names = ", ".join(repr(str(choice[0].relative_to(path))) for choice in choices)
@@ -196,7 +198,7 @@ def _choices(folder: Path, split: str) -> list[list[Path]]:
 
 def _data_files(folder: Path) -> list[Path]:
     try:
-        return sorted(file for file in folder.iterdir() if file.suffix in _READERS and file.is_file())
+        return sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS and file.is_file())
     except OSError as error:
         problem = f"cannot be listed ({error.strerror})"
         raise InputError(problem, str(folder), "set data.path to a data file, or to a folder of them") from error
@@ -256,15 +258,15 @@ def _refuse_swallowed_rows(table: pa.Table) -> None:
 
 
 def _delimiter(file: Path) -> str:
-    """Return what separates the fields: a comma, unless only semicolons or tabs divide the header.
+    """Return what separates the fields: a comma, unless only semicolons, tabs or bars divide the header.
 
     Spreadsheets write semicolons where a comma is the decimal point.
     """
-    if file.suffix == ".tsv":
+    if file.suffix.lower() == ".tsv":
         return "\t"
     with file.open("rb") as stream:
         header = stream.readline(2**16)
-    fields = {each: _fields(header, each) for each in (",", ";", "\t")}
+    fields = {each: _fields(header, each) for each in (",", ";", "\t", "|")}
     return "," if fields[","] > 1 else max(fields, key=lambda each: fields[each])
 
 

@@ -161,20 +161,28 @@ def load_splits(
     if settings.max_per_class is not None:
         train = _at_most_per_class(train, settings.max_per_class, seed)
     others = held_out | dict(zip(named, given, strict=True))
+    lower = [*(["min_words"] if settings.min_words else []), *(f"{part}_rows" for part in unnamed)]
     return Splits(
         *together(
-            partial(_labelled_texts, train, labels, f"split {settings.train_split!r}"),
+            partial(_labelled_texts, train, labels, f"split {settings.train_split!r}", _or("lower", lower)),
             *(
-                partial(
+                partial(_labelled_texts, others[part], labels, f"split {split!r}")
+                if split
+                else partial(
                     _labelled_texts,
                     others[part],
                     labels,
-                    f"split {split!r}" if split else f"the rows held out for {part}",
+                    f"the rows held out for {part}",
+                    _or("raise", [f"{part}_rows"]),
                 )
                 for part, split in splits.items()
             ),
         )
     )
+
+
+def _or(what: str, settings: Sequence[str]) -> str:
+    return f", or {what} {' or '.join(f'data.{name}' for name in settings)}" if settings else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,13 +204,13 @@ class SplitRows:
         )
 
 
-def _labelled_texts(rows: SplitRows, labels: Sequence[int], name: str) -> LabelledTexts:
+def _labelled_texts(rows: SplitRows, labels: Sequence[int], name: str, or_change: str = "") -> LabelledTexts:
     absent = np.setdiff1d(labels, rows.labels)
     if len(absent):
         raise InputError(
             f"no row of {name} has the label {absent[0]}",
             "data",
-            "add rows, remove the class, or lower data.min_words or data.validation_rows",
+            f"add rows, or remove the class{or_change}",
         )
     return LabelledTexts(rows.texts, tuple(rows.labels.tolist()), *_numbered(rows.units))
 

@@ -211,12 +211,15 @@ def accuracies_by_seed(arm_rows: pd.DataFrame) -> pd.DataFrame:
     """Return each seed's test accuracies with the chosen schedule, in the order of the rows.
 
     Columns: `seed`; `accuracy`, of the checkpoint with the best validation accuracy (ties: the lowest validation
-    loss), which is unbiased; `best_on_test`, of the checkpoint with the best test accuracy.
+    loss), which is unbiased; `best_on_test`, of the checkpoint with the best test accuracy. Both are NaN for a
+    seed whose chosen checkpoint has diverged: it answers nothing, which is no accuracy.
     """
     rows = _with_chosen_schedule(arm_rows)
     test = rows.loc[rows["split"] == "test"]
     best = test.groupby("seed", sort=False)["accuracy"].max().rename("best_on_test").reset_index()
-    return best.merge(chosen_rows(arm_rows)[["seed", "accuracy"]])
+    found = best.merge(chosen_rows(arm_rows)[["seed", "accuracy", "loss"]])
+    figures = found[["best_on_test", "accuracy"]].where(found["loss"].notna())
+    return pd.concat([found["seed"], figures], axis=1)
 
 
 def chosen_rows(arm_rows: pd.DataFrame) -> pd.DataFrame:
@@ -273,6 +276,7 @@ def summarise(frame: pd.DataFrame) -> dict[str, float]:
         accuracy_ARM_std: its sample standard deviation; 0 for a single seed.
         accuracy_ARM_best_on_test, ..._std: the same for the checkpoint with the best test accuracy, which the
             paper reports.
+            A run that has diverged answers nothing correctly.
         learning_rate_ARM, steps_ARM: the schedule chosen on the validation set.
     """
     figures = {}
@@ -280,7 +284,7 @@ def summarise(frame: pd.DataFrame) -> dict[str, float]:
         if arm == "before":
             figures["accuracy_before"] = arm_rows.loc[arm_rows["split"] == "test", "accuracy"].tolist()[0]
             continue
-        accuracies = accuracies_by_seed(arm_rows)
+        accuracies = accuracies_by_seed(arm_rows).fillna(0.0)
         figures |= _mean_and_std(f"accuracy_{arm}", accuracies["accuracy"].tolist())
         figures |= _mean_and_std(f"accuracy_{arm}_best_on_test", accuracies["best_on_test"].tolist())
         schedule = chosen_schedule(arm_rows)

@@ -79,7 +79,10 @@ def interval_over_rows(values: Float[np.ndarray, " rows"], confidence: float = C
 
     For a mean over seeds, `values` are each row's means over seeds. The interval then says by how much other test
     rows would have moved the figure, with these generations and trainings. The resamples are always the same.
+    NaN for fewer than two rows.
     """
+    if len(values) < 2:
+        return math.nan, math.nan
     found = stats.bootstrap(
         (values,),
         np.mean,

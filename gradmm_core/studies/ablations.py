@@ -17,6 +17,9 @@ from gradmm.studies.arms import ARMS, PRODUCT, counterpart
 #: Blocks that a study takes from its recipe for all arms; another seed or other data would move the rows held out.
 SHARED = {"seed", "data", "finetune_eval", "mia_audit", "execution"}
 
+#: Settings of other blocks for which this holds too: units are held out as a whole.
+SHARED_PRIVACY = {"unit_column", "redraw"}
+
 
 class Ablation(BaseModel, frozen=True, extra="forbid"):
     """A named variant. `settings` override the recipe's, block by block."""
@@ -74,7 +77,13 @@ def check_ablations(recipe: Recipe, ablations: Sequence[Ablation]) -> None:
         if counterpart(ablation.name) != PRODUCT:
             raise InputError("the name is that of an arm under another guarantee", where, "choose another name")
         seen.add(ablation.name)
-        if shared := sorted(SHARED & set(ablation.settings)):
+        changed = ablated(recipe, ablation)
+        shared = sorted(SHARED & set(ablation.settings))
+        for name in sorted(SHARED_PRIVACY):
+            if getattr(changed.privacy, name) != getattr(recipe.privacy, name):
+                shared.append(f"privacy.{name}")
+        if list(changed.class_names) != list(recipe.class_names):
+            shared.append("the labels of classes, and their order")
+        if shared:
             problem = f"{', '.join(shared)}: the same for all arms of a study"
             raise InputError(problem, where, "leave it out, or run the study of another recipe")
-        ablated(recipe, ablation)

@@ -7,6 +7,7 @@ fine-tuning. Intervals are at 95%: Student's over seeds, and bootstrap intervals
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,7 +71,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
         }
         for figure in ("accuracy", "best_on_test"):
             row |= seed_figures(figure, values[figure].tolist())
-        row |= rows_figures("accuracy", correct[arm, size].mean())
+        row |= rows_figures("accuracy", correct[arm, size].mean(), row["accuracy"])
         if measures is not None:
             of_arm = (measures["arm"] == arm) & (measures["size"] == size)
             row |= {measure: measures.loc[of_arm, measure].mean() for measure in MEASURES}
@@ -83,7 +84,7 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
             seeds = product.index if size else [*values.index] * len(product)
             row |= lead_figures(product.tolist(), values["accuracy"].loc[seeds].tolist())
             gains = correct[against].mean() - correct[arm, size].loc[seeds].mean()
-            row |= rows_figures("difference", gains)
+            row |= rows_figures("difference", gains, row["difference"])
         table.append(row)
     return pd.DataFrame(table)
 
@@ -113,9 +114,12 @@ def seed_figures(name: str, values: Sequence[float]) -> dict[str, float | None]:
     return {name: over_seeds.mean, f"{name}_half_width": over_seeds.half_width}
 
 
-def rows_figures(name: str, values: pd.Series) -> dict[str, float]:
-    """Columns `<name>_rows_low` and `<name>_rows_high`: the interval over test rows of the mean of `values`."""
-    low, high = interval_over_rows(values.to_numpy(dtype=float))
+def rows_figures(name: str, values: pd.Series, mean: float | None) -> dict[str, float]:
+    """Columns `<name>_rows_low` and `<name>_rows_high`: the interval over test rows of the mean of `values`.
+
+    NaN for a single row, and if there is no mean over seeds because a run has diverged.
+    """
+    low, high = (math.nan, math.nan) if mean is None else interval_over_rows(values.to_numpy(dtype=float))
     return {f"{name}_rows_low": low, f"{name}_rows_high": high}
 
 

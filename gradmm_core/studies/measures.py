@@ -12,7 +12,7 @@ from jaxtyping import Float
 from gradmm.lm.classification import text_embeddings
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.perplexity import log_perplexities
-from gradmm.lm.template import TokenisedTemplate, tokenise_texts
+from gradmm.lm.template import TokenisedTemplate, tokenise_split
 from gradmm.metrics.distribution import (
     at_equal_sizes,
     frechet_distance,
@@ -37,15 +37,15 @@ DISTANCES = {
 
 @dataclass(frozen=True)
 class TextReader:
-    """Tokenises and embeds texts with one model. Errors name the texts by `where`."""
+    """Tokenises and embeds texts with one model. Those without tokens, which no model can read, are left out."""
 
     language_model: LanguageModel
     template: TokenisedTemplate
-    where: str
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, truncated at the template's maximum length."""
-        return tokenise_texts(self.language_model.tokenizer, texts, self.template.max_text_tokens, self.where)
+        tokens = tokenise_split(self.language_model.tokenizer, texts, self.template.max_text_tokens, None)
+        return [ids for ids in tokens if ids]
 
     def embeddings(self, texts: Sequence[str]) -> Float[np.ndarray, "texts hidden"]:
         """The model's last hidden states after the template's suffix, in float64."""

@@ -473,6 +473,8 @@ def _mean(row: Row, figure: str) -> str:
 
 
 def _lead(row: Row) -> str:
+    if pd.isna(row["difference"]):
+        return "diverged"
     over_seeds = _seed_mean(row, "difference").lead(3)
     if "difference_rows_low" not in row or pd.isna(row["difference_rows_low"]):
         return over_seeds

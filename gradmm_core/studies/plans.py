@@ -19,28 +19,38 @@ from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.rivals.releases import ADAPTERS, MEAN_STATES, NEXT_TOKENS, VOTES, rival_release
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
-from gradmm.studies.arms import ARMS, RIVALS, SIZES, Adapters, Epsvec, FewShot, PrivateEvolution
+from gradmm.studies.arms import ARMS, RIVALS, SIZES, SOFT_ZERO_SHOT, Adapters, Epsvec, FewShot, PrivateEvolution
 
-#: Fewest texts whose halves have distances.
+#: Arms whose texts are written and filtered as the product's.
+WRITTEN = {CALIBRATED, "zero-shot", "few-shot", SOFT_ZERO_SHOT, "rerank"}
+
+#: Fewest texts or rows whose halves have distances.
 MIN_TEXTS = 4
 
 
-def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] = ()) -> None:
+def check_plan(
+    recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilons: Sequence[float] | None = None
+) -> None:
     """Check sizes, arms and guarantees.
+
+    Args:
+        epsilons: of the product's arms and of rivals; None in a study that has no place for them.
 
     Raises:
         InputError: for a size that leaves a class empty or exceeds the number of filtered texts, an arm that is
             unknown, lacks public examples or would be written by another model, a rival that does not suit the
             recipe, and an epsilon that the recipe does not allow.
     """
+    known = [*ARMS, *(RIVALS if epsilons is not None else [])]
     for name in arms:
-        if name not in ARMS and name not in RIVALS:
-            raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join([*ARMS, *RIVALS])}")
+        if name not in known:
+            raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join(known)}")
+        _check_written(recipe, name)
         if recipe.generation.endpoint is not None and (name in RIVALS or name == "rerank"):
             problem = f"{name} writes by the recipe's own model, and the product by the served one"
             raise InputError(problem, "generation.endpoint", "leave one of them out")
         if name in RIVALS:
-            _check_rival(recipe, name, epsilons)
+            _check_rival(recipe, name, epsilons or ())
     classes, per_class = len(recipe.classes), recipe.texts_per_class
     if not sizes:
         raise InputError("the recipe can fill none of the default sizes", "sizes", "name some")
@@ -55,7 +65,14 @@ def check_plan(recipe: Recipe, sizes: Sequence[int], arms: Sequence[str], epsilo
             )
     if "few-shot" in arms:
         few_shot(recipe)
-    _check_mechanisms(recipe, epsilons)
+    _check_mechanisms(recipe, epsilons or ())
+
+
+def _check_written(recipe: Recipe, name: str) -> None:
+    """Raise an InputError if an arm is written by a method that cannot be compared with the recipe's target."""
+    if name in WRITTEN and recipe.target_gradient.matching == "full-gradient":
+        problem = f"{name} is written, and only texts of admm are compared with a full gradient"
+        raise InputError(problem, "target_gradient.matching", "leave the arm out, or match the head")
 
 
 def _check_rival(recipe: Recipe, name: str, epsilons: Sequence[float]) -> None:
@@ -118,13 +135,17 @@ def check_scarce(recipe: Recipe, rows: Sequence[int]) -> None:
     """Check numbers of real rows.
 
     Raises:
-        InputError: for a number that leaves a class empty, and for a private recipe.
+        InputError: for a number that leaves a class empty or is the number of texts, and for a private recipe.
     """
     if recipe.privacy.epsilon is not None:
         raise InputError("the draw of the rows depends on all records", "privacy.epsilon", "set it to null")
+    _check_written(recipe, "zero-shot")
     classes = len(recipe.classes)
     if not rows or min(rows) < classes:
         raise InputError(f"{list(rows)} leaves a class empty", "rows", f"ask for at least {classes}")
+    if (texts := all_texts(recipe)) in rows:
+        problem = f"{texts:,} is also the number of texts, by which zero-shot texts are listed"
+        raise InputError(problem, "rows", "ask for another number")
 
 
 def check_scale(recipe: Recipe, sizes: Sequence[int], methods: Sequence[str]) -> None:
@@ -154,6 +175,17 @@ def check_distribution(recipe: Recipe, arms: Sequence[str]) -> None:
         raise InputError(problem, "loss_selection.per_class", f"keep at least {MIN_TEXTS} texts in all")
 
 
+def check_test_rows(rows: int) -> None:
+    """Check that there are enough test rows for distances between halves of them.
+
+    Raises:
+        InputError: for fewer than four.
+    """
+    if rows < MIN_TEXTS:
+        problem = f"halves of {rows} test rows have no distances"
+        raise InputError(problem, "data", f"give at least {MIN_TEXTS}")
+
+
 def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:
     """Check the guarantees that a recipe without noise is compared with.
 
@@ -164,6 +196,7 @@ def check_epsilons(recipe: Recipe, epsilons: Sequence[float]) -> None:
         raise InputError("the study needs a target without noise", "privacy.epsilon", "set it to null")
     if not epsilons:
         raise InputError("none", "epsilon", "name some")
+    _check_written(recipe, "zero-shot")
     _check_mechanisms(recipe, epsilons)
 
 

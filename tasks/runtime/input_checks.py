@@ -80,6 +80,24 @@ def model_check(
     check_model(context, recipe, model, prompt_template)
 
 
+@task(name="other_model_check", persist_result=False, result_serializer="json")
+def other_model_check(
+    context: RunContext, name: str, model: ModelReference, prompt_template: PromptTemplate
+) -> None:
+    """Check that another model than the recipe's can be loaded, and that its texts fit it.
+
+    Args:
+        name: by which the user calls it.
+
+    Raises:
+        InputError: if not, naming it.
+    """
+    try:
+        read_model(context, model, prompt_template)
+    except InputError as error:
+        raise InputError(error.what, f"{error.where}, with {name}", error.fix) from error
+
+
 def check_records(data: DataReference) -> None:
     """Check that there are enough records to audit the texts with.
 

@@ -36,7 +36,7 @@ def arm_measures(
     Args:
         made: the source of the arm's texts for each seed; see `ArmTexts`.
     """
-    reader = TextReader(*read_model(context, model, prompt_template), arm.name)
+    reader = TextReader(*read_model(context, model, prompt_template))
     real = read_split(context, test)
     rows = []
     for size in sizes:

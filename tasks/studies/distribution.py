@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from gradmm.data.examples import class_counts
+from gradmm.data.examples import class_counts, sample_class_rows
 from gradmm.evaluation.arm import Arm
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
@@ -34,11 +34,12 @@ def distribution(
     Args:
         made: the source of each arm's texts with this seed; see `ArmTexts`.
         measures: of each arm, at this size and others.
-        seed: draws the random rows of an arm of real texts.
+        seed: draws the test rows, and the random rows of an arm of real texts.
     """
-    reader = TextReader(*read_model(context, model, prompt_template), "texts")
-    real = reader.embeddings(read_split(context, test).texts)
-    counts = class_counts(size, prompt_template.labels)
+    reader = TextReader(*read_model(context, model, prompt_template))
+    counts, held_out = class_counts(size, prompt_template.labels), read_split(context, test)
+    # As `arm_measures` draws them for the means.
+    real = reader.embeddings(held_out.take(sample_class_rows(held_out.labels, counts, seed)).texts)
     rows = []
     for arm, source, measured in zip(arms, made, measures, strict=True):
         texts = ArmTexts(context, arm, source, train).of(counts, seed)

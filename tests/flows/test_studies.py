@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,28 @@ def test_transfer_fine_tunes_every_model_on_the_same_texts(
     assert before.between(0, 1).all()
     assert f"### {other_model}" in check_folder(record, shared_root)
     assert not executed(transfer(recipe, (other_model,), shared_root))
+
+
+def test_another_model_is_checked_before_any_text_is_made(
+    recipe: Recipe, other_model: str, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(other_model, broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InputError, match=f"with {broken}: "):
+        transfer(recipe, (str(broken),), tmp_path / "root")
+    assert not (tmp_path / "root" / "stages").exists()
+
+
+def test_too_few_test_rows_have_no_distances(recipe: Recipe, tiny_data: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    test = pd.read_parquet(data / "test.parquet").sort_values("label")
+    test.iloc[[0, 1, -1]].to_parquet(data / "test.parquet")
+    changed = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
+    with pytest.raises(InputError, match="halves of 3 test rows have no distances; give at least 4"):
+        distribution(changed, tmp_path / "root", ("random",))
+    assert not (tmp_path / "root" / "stages" / "generation").exists()
 
 
 def test_without_other_models_transfer_trains_the_recipes_and_the_classifier(
@@ -361,6 +384,8 @@ def test_the_commands_run_and_refuse_bad_arguments(
         (["scale", "--sizes", "4", "--methods", "guess"], "generation.method"),
         (["epsilon"], "privacy: epsilon requires privacy.delta or privacy.declared_records"),
         (["distribution", "--arms", "y"], "--arms: no arm 'y'"),
+        (["distribution", "--arms", "epsvec"], "--arms: no arm 'epsvec'; choose from before, "),
+        (["scarce", "--rows", "6"], "--rows: 6 is also the number of texts"),
     ):
         status, _, err = run(*arguments)
         assert status == 2

@@ -324,8 +324,16 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["classes.1.label=0"], "classes: two classes share a label in [0, 0]"),
+        (
+            ["data.validation_split=test"],
+            "data.validation_split: is also the test split; set null, to hold rows out",
+        ),
         (["classes.1.name=negative"], "classes: two classes share a name"),
         (["classes.1.verbaliser=' bad'"], "classes: two classes share a verbaliser"),
+        (
+            ["data.label_names=[positive, negative]"],
+            "classes: the class of label 0 is named 'negative', which is label 1 in data.label_names",
+        ),
         (["label_filter.exemplars.0.label=5"], "label_filter.exemplars: no class has the label 5"),
         (
             ["label_filter={enabled: true, exemplars: []}"],

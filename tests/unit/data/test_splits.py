@@ -277,11 +277,30 @@ def test_booleans_are_labels(folder: Path) -> None:
     assert load(folder).train.labels == (1, 0)
 
 
-@pytest.mark.parametrize("value", ["Bad", "", "bad."])
-def test_a_label_without_a_name_is_refused(tmp_path: Path, value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("Bad", "a label that is not among data.label_names (and 1 more rows); add it there, or set data.drop_"),
+        ("bad.", "a label that is not among data.label_names (and 1 more rows); add it there, or set data.drop_"),
+        ("", "no label (and 1 more rows); remove the row, or give it a label"),
+    ],
+)
+def test_a_label_without_a_name_is_refused(tmp_path: Path, value: str, problem: str) -> None:
     frame = pd.concat([REVIEWS, pd.DataFrame({"review": ["x", "y"], "stars": [value, value]})])
     message = refusal(save_parquet(frame, tmp_path), labels=(0, 1, 2), **OF_REVIEWS)
-    assert "row 60 has a label that is not among data.label_names (and 1 more rows); add it there" in message
+    assert f"row 60 has {problem}" in message
+
+
+@pytest.mark.parametrize("gap", ["", None])
+def test_other_values_are_dropped_on_request_but_no_gaps(tmp_path: Path, gap: Any) -> None:
+    more = pd.DataFrame({"review": ["x", "y"], "stars": ["Bad", "?"]})
+    data = save_parquet(pd.concat([REVIEWS, more]), tmp_path)
+    own = load(data, labels=(0, 1, 2), **OF_REVIEWS, drop_other_labels=True)
+    parts = (own.train, own.validation, own.test)
+    assert {text for part in parts for text in part.texts} == set(REVIEWS["review"])
+    frame = pd.concat([REVIEWS, more.assign(stars=["Bad", gap])])
+    message = refusal(save_parquet(frame, tmp_path), labels=(0, 1, 2), **OF_REVIEWS, drop_other_labels=True)
+    assert "row 61 has no label" in message
 
 
 def test_all_problems_are_said_together(folder: Path) -> None:
@@ -505,7 +524,18 @@ def test_a_missing_part_is_noticed(folder: Path) -> None:
 def test_every_class_needs_rows_in_every_split(folder: Path, split: str) -> None:
     write_parquet(table_of(ROWS), folder / "train")
     write_parquet(table_of([row for row in ROWS if row[1] == 0]), folder / split)
-    assert f"no row of split {split!r} has the label 1" in refusal(folder)
+    assert f"no row of split {split!r} has the label 1; add rows, or remove the class" in refusal(folder)
+
+
+def test_what_can_be_done_where_a_class_has_no_rows(folder: Path) -> None:
+    rows = [*((f"a b {number}", 0) for number in range(20)), ("short", 1)]
+    write_parquet(table_of(rows), folder / "train")
+    message = refusal(folder, validation_split=None, validation_rows=5, min_words=2)
+    assert (
+        "split 'train' has the label 1; add rows, or remove the class, or lower data.min_words or data.valid"
+        in message
+    )
+    assert "held out for validation has the label 1; add rows, or remove the class, or raise data.valid" in message
 
 
 # --- Filters ------------------------------------------------------------------------------------------------

@@ -98,5 +98,10 @@ def test_the_interval_over_rows_has_its_nominal_coverage() -> None:
     assert held / 200 == pytest.approx(0.95, abs=0.045)
 
 
+@pytest.mark.parametrize("values", [[], [1.0]])
+def test_too_few_rows_have_no_interval(values: list[float]) -> None:
+    assert np.isnan(interval_over_rows(np.array(values))).all()
+
+
 def test_rows_that_are_all_alike_have_an_interval_of_no_width() -> None:
     assert interval_over_rows(np.zeros(50)) == (0.0, 0.0)

@@ -204,6 +204,26 @@ def test_two_seeds_have_neither_interval_nor_verdict() -> None:
     assert "by chance" not in page
 
 
+def test_an_arm_with_a_diverged_run_has_no_accuracy_and_no_lead(table: pd.DataFrame) -> None:
+    rows = evaluations()
+    diverged = (rows["arm"] == "real-1k") & (rows["seed"] == 1)
+    rows.loc[diverged, ["accuracy", "loss"]] = [0.0, math.nan]
+    found = with_way(compare_arms(rows, measures()))
+    of_arm = found["arm"] == "real-1k"
+    (row,) = found[of_arm].to_dict("records")
+    for figure in (
+        "accuracy",
+        "best_on_test",
+        "difference",
+        "accuracy_rows_low",
+        "difference_rows_high",
+        "verdict",
+    ):
+        assert pd.isna(row[figure])
+    pd.testing.assert_frame_equal(found[~of_arm], table[~of_arm], check_dtype=False)
+    assert "\n".join(comparison_tables(found)).count("diverged") == 3
+
+
 def test_a_lead_is_shown_at_every_size_although_arms_differ_in_sizes() -> None:
     table = compare_arms(evaluations(), measures())
     few = table[(table["arm"] == "zero-shot") & (table["size"] == 5)].assign(arm="few")

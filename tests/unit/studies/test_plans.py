@@ -12,7 +12,7 @@ from gradmm.deployments.recipe_files import find_preset, find_recipe
 from gradmm.errors import InputError
 from gradmm.studies.ablations import Ablation, check_ablations
 from gradmm.studies.arm_recipes import zero_shot
-from gradmm.studies.plans import check_distribution, check_models, check_plan
+from gradmm.studies.plans import check_distribution, check_epsilons, check_models, check_plan, check_scarce
 
 SERVED = "generation.endpoint={url: 'http://127.0.0.1:9/v1', model: m}"
 
@@ -37,6 +37,24 @@ def test_the_calibrated_model_is_the_recipes_own() -> None:
         check_models(sst2(), ["other"], ["before", "calibrated model"])
 
 
+def test_no_arm_is_written_for_a_full_gradient() -> None:
+    recipe = sst2(
+        "target_gradient={matching: full-gradient, space: full, centred: false, probe_share: 0, token_share: 0}",
+        "generation.method=admm",
+        "generation.loss=cosine",
+        "labelling={labels: hard}",
+        preset="paper",
+    )
+    check_plan(recipe, [2], ["before", "random"])
+    for arm in ("zero-shot", "few-shot", "soft zero-shot", "rerank", "calibrated model"):
+        with pytest.raises(InputError, match=f"{arm} is written, and only texts of admm are compared") as refused:
+            check_plan(recipe, [2], [arm])
+        assert refused.value.where == "target_gradient.matching"
+    for check in (lambda: check_scarce(recipe, [4]), lambda: check_epsilons(recipe, [1.0])):
+        with pytest.raises(InputError, match="zero-shot is written"):
+            check()
+
+
 def test_distances_between_halves_take_four_texts() -> None:
     check_distribution(sst2("generation.per_class=2"), ["random"])
     with pytest.raises(InputError, match="halves of 2 texts have no distances"):
@@ -53,15 +71,23 @@ def test_distances_between_halves_take_four_texts() -> None:
             {"privacy": {"epsilon": 0.1}},
             "the name is that of an arm under another guarantee",
         ),
+        ("persons", {"privacy": {"unit_column": "user"}}, r"privacy.unit_column: the same for all arms"),
+        ("new draws", {"privacy": {"redraw": True}}, r"privacy.redraw: the same for all arms"),
+        (
+            "another order",
+            {"classes": [each.model_dump() for each in reversed(sst2().classes)]},
+            "the labels of classes, and their order: the same for all arms",
+        ),
         ("gradmm", {}, "the name is taken"),
     ],
 )
 def test_an_ablation_changes_what_makes_texts_and_nothing_else(
     name: str, settings: dict[str, Any], problem: str
 ) -> None:
+    private = sst2("privacy.epsilon=1", "privacy.declared_records=1000")
     check_ablations(sst2(), [Ablation(name="hard", settings={"labelling": {"labels": "hard"}})])
     with pytest.raises(InputError, match=problem) as refused:
-        check_ablations(sst2(), [Ablation(name=name, settings=settings)])
+        check_ablations(private, [Ablation(name=name, settings=settings)])
     assert refused.value.where == f"the ablation {name!r}"
 
 
