@@ -21,7 +21,13 @@ from gradmm.evaluation.arm import Arm
 from gradmm.flows.contamination import contamination_inputs
 from gradmm.flows.finetune_plan import Trial, repeating, searching
 from gradmm.flows.pipeline import TargetContext, release_target, stage_runs, synthetic_texts
-from gradmm.flows.runtime.deployed import over_deployment
+from gradmm.flows.runtime.deployed import (
+    check_root,
+    end_with_server,
+    over_deployment,
+    shorten_refusals,
+    tag_run,
+)
 from gradmm.flows.runtime.recipe_parameters import takes_recipe
 from gradmm.flows.runtime.run_names import timed_name
 from gradmm.flows.runtime.stage_runs import StageRuns
@@ -66,14 +72,18 @@ def distil(
     does not allow its release. A caller in the same process gets the record or the error in these states too.
 
     Args:
-        root: Folder, or URL in an object store, that holds stages and runs.
+        root: Folder, or URL in an object store, that holds stages and runs. Absolute in a run of a deployment.
         force: Stages to run again even if cached. Drawing a noisy target again counts as another release.
     """
+    end_with_server()
+    shorten_refusals()
     recipe = validate_recipe(over_deployment(blocks), where="the flow's parameters")
     try:
         root = location(root)
     except ValueError as error:
         raise InputError(str(error), "root", "give a folder, or a URL such as s3://bucket/prefix") from error
+    check_root(root)
+    tag_run(recipe)
     try:
         with logs_in_ui():
             record = run_recipe(recipe, root, tuple(force))

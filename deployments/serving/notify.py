@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from gradmm.deployments.serving.prefect_server import answering_server
 from gradmm.deployments.serving.recipe_deployment import DATASET_CHANGED, dataset_resource
 from gradmm.errors import InputError
@@ -28,4 +30,5 @@ def notify(recipe: str) -> None:
                 fix = "serve it with `gradmm serve`, or see `prefect deployment ls`"
                 raise InputError(f"no deployment gradmm/{recipe}", server.api, fix) from error
         emit_event(event=DATASET_CHANGED, resource={"prefect.resource.id": dataset_resource(recipe)})
+        logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # it warns of the event that is being sent
         EventsWorker.instance().drain()

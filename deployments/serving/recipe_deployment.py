@@ -46,12 +46,10 @@ def description(recipe: Recipe) -> str:
     )
 
 
-def tags(recipe: Recipe) -> list[str]:
-    return ["gradmm", "private" if recipe.privacy.epsilon else "no-guarantee"]
-
-
 def deployed_recipe(recipe: str, root: str) -> dict[str, Any]:
     """Return the fields of a deployment for a recipe, by name or file: the build step in `prefect.yaml`."""
+    from gradmm.flows.runtime.deployed import tags
+
     loaded = load_recipe(find_recipe(recipe))
     return {
         # One field each: Prefect accepts no placeholder for all parameters together.

@@ -29,7 +29,6 @@ from gradmm.deployments.serving.recipe_deployment import (
     dataset_resource,
     description,
     parameters,
-    tags,
 )
 from gradmm.errors import InputError, ServerGone
 from gradmm.storage.artifacts import Root
@@ -86,6 +85,9 @@ def serve(
         # The server starts during these imports, which take about as long.
         from prefect.runner import Runner
 
+        from gradmm.flows.runtime.deployed import SERVED_BY
+
+        os.environ[SERVED_BY] = str(os.getpid())
         deployments = [to_deployment(recipe, root, cron) for recipe in recipes.values()]
         server.wait()
         if aws_credentials is not None:
@@ -93,6 +95,8 @@ def serve(
             Root(path=root).prepare()
         # It tells of a lost connection by a traceback.
         logging.getLogger("prefect.FlowRunCancellingObserver").setLevel(logging.ERROR)
+        # It tells every two seconds of runs that wait for others.
+        logging.getLogger("prefect.runner").addFilter(lambda record: "at capacity" not in record.getMessage())
         if server.process is None:
             refuse_served(recipes, server)
         runner = Runner(name="gradmm", query_seconds=2, limit=limit)
@@ -142,6 +146,7 @@ def to_deployment(recipe: Recipe, root: Location, cron: str | None = None) -> Ru
     from prefect.types.entrypoint import EntrypointType
 
     from gradmm.flows.distil import distil
+    from gradmm.flows.runtime.deployed import tags
 
     return distil.to_deployment(  # pyright: ignore[reportReturnType]  (no coroutine outside of a loop)
         name=recipe.name,

@@ -227,6 +227,7 @@ def _answer_shift(public: Mapping[int, Readings], moments: Moments) -> Float[Ten
     shift = (released.means.mean(dim=0) - centre)[:dimensions] @ slopes
     classes = len(released.counts)
     feature_noise = (released.sum_noise / released.counts).square().sum() / classes**2
-    by_chance = feature_noise * slopes.square().sum() + logits.var(dim=0).sum() / released.counts.sum()
+    sampling = (1 / released.counts).sum() / classes**2  # of the plain mean of the classes' means
+    by_chance = feature_noise * slopes.square().sum() + logits.var(dim=0).sum() * sampling
     shrinkage = (1 - by_chance / shift.square().sum()).clamp(0.0, 1.0).nan_to_num(0.0)
     return shrinkage * shift

@@ -80,10 +80,13 @@ def tokenise_template(language_model: LanguageModel, template: PromptTemplate) -
         if not tokens:
             raise InputError(f"the verbaliser {verbaliser!r} has no tokens", "classes", "choose another word")
         if tokens[0] in owner:
+            blank = not language_model.tokenizer.decode([tokens[0]]).strip()
             raise InputError(
                 f"the verbalisers {owner[tokens[0]]!r} and {verbaliser!r} begin with the same token",
                 "classes",
-                "choose words with different first tokens",
+                "leave out their leading spaces, which this model takes for words"
+                if blank
+                else "choose words with different first tokens",
             )
         owner[tokens[0]] = verbaliser
         responses[label] = tokens

@@ -10,6 +10,7 @@ condition (S3's `If-None-Match: *`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,17 +25,24 @@ from gradmm.errors import InputError
 FRESH_LISTINGS: dict[str, Any] = {"use_listings_cache": False}
 
 
+#: A URL with one slash too few, which would be a folder with a strange name.
+SLIP = re.compile("(?P<kind>s3a?|gs|gcs|abfss?|az|file|memory):/(?P<rest>.*)")
+
+
 def location(place: str | Path | UPath) -> Path | UPath:
     """Return a `Path` for a local path, with `~` expanded, or a `UPath` for a URL. Access nothing.
 
     Raises:
-        ValueError: for the home of an unknown user, and for a URL whose protocol is unknown or read-only. Also for
-            a URL with patterns, options or credentials, which would end up in records and pages.
+        ValueError: for the home of an unknown user, and for a URL that lacks a slash or whose protocol is unknown
+            or read-only. Also for a URL with patterns, options or credentials, which would end up in records and
+            pages.
     """
     if isinstance(place, UPath) and not isinstance(place, Path):
         return place
     kind, is_url, rest = str(place).partition("://")
     if not is_url:
+        if isinstance(place, str) and (slip := SLIP.fullmatch(place)):
+            raise ValueError(f"did you mean {slip['kind']}://{slip['rest']}?")
         local = os.path.expanduser(str(place))  # Path.expanduser raises RuntimeError
         if local.startswith("~") and isinstance(place, str):  # `Path('./~a')` is `~a`
             raise ValueError("no such user")

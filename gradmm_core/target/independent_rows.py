@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -42,8 +43,14 @@ def independent_rows(language_model: LanguageModel, rows: int, tokens: int, numb
         )
     if rows > 1:
         problem = coupling or "the row of a batch changes a text's numbers"
-        logger.warning("%s: texts of %d tokens are computed one at a time", problem, tokens)
+        _warn(f"{problem}: some texts are computed one at a time")
     return 1
+
+
+@cache
+def _warn(problem: str) -> None:
+    """Log once: a line for each length would tell which lengths private texts have."""
+    logger.warning(problem)
 
 
 def _same_bits(language_model: LanguageModel, rows: int, tokens: int, numbers: Numbers) -> bool:

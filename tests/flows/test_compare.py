@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from gradmm.evaluation.finetune_eval import Finetuning
 from gradmm.evaluation.schedule import Schedule
 from gradmm.flows.distil import distil
 from gradmm.flows.studies.flows import compare
+from gradmm.flows.studies.study import Variant
 from gradmm.outputs.record import StageRecord
 from gradmm.privacy.ledger import Ledger, composed_epsilon
 from gradmm.rivals.class_shares import with_class_shares
@@ -165,6 +167,17 @@ def test_figures_are_those_of_the_fine_tunings(root: Path, recipe: Recipe) -> No
     assert np.isfinite(measured["frechet_distance"]).all()
 
 
+def test_fitting_the_words_is_part_of_a_texts_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(rows=10, figures={"token_passes_per_text": 7.0})
+    variant = Variant(*[None] * 2, SimpleNamespace(model_copy=lambda **_: None), None, (3, 4))  # pyright: ignore
+    variant.__dict__["generated"] = {3: made}
+    words = SimpleNamespace(figures={"token_passes": 100.0})
+    monkeypatch.setattr("gradmm.flows.studies.study.fitted_words", lambda *_: words)
+    assert variant.passes_per_text == 17.0
+    monkeypatch.setattr("gradmm.flows.studies.study.fitted_words", lambda *_: None)
+    assert variant.passes_per_text == 7.0
+
+
 def test_rerank_costs_as_many_passes_as_the_product(root: Path, recipe: Recipe) -> None:
     record = compare(recipe, root, SIZES, ("rerank",))
     made = stages(record, "generation")
@@ -172,9 +185,6 @@ def test_rerank_costs_as_many_passes_as_the_product(root: Path, recipe: Recipe) 
     assert len(passes) == len(made) == 3 + 2 + 3  # the product, two trials, and rerank
     one, two = sorted(passes.values())[:2]
     product, rerank = made[0].figures["token_passes_per_text"], made[-1].figures["token_passes_per_text"]
-    fitted = stages(record, "word_tilt")
-    assert fitted
-    product += fitted[0].figures["token_passes"] / made[0].rows
     assert rerank == pytest.approx(product, abs=0.51 * (two - one) + 0.2 * one)
     assert rerank > 5 * one
 

@@ -39,11 +39,13 @@ def readings(count: int, seed: int, shift: float = 0.0) -> Readings:
     return Readings(logits, features, texts)
 
 
-def moments_of_records(counts: list[int], shift: float, apart: float, noise: float = 0.0) -> Moments:
+def moments_of_records(
+    counts: list[int], shift: float, apart: float, noise: float = 0.0, seed: int = 10
+) -> Moments:
     """Sum the records of two classes, whose features differ in the second direction."""
     sums, second = {}, torch.zeros(DIMENSIONS + 1, DIMENSIONS + 1).double()
     for number, (label, count) in enumerate(zip(LABELS, counts, strict=True)):
-        features = readings(count, 10 + number, shift).features
+        features = readings(count, seed + number, shift).features
         features[:, 1] += apart * (1 - 2 * number)
         vectors = identity().with_constant(features)
         sums[label], second = vectors.sum(dim=0), second + vectors.mT @ vectors
@@ -87,6 +89,24 @@ def test_the_offset_follows_the_mean_answer_to_private_records(shift: float) -> 
     centre = torch.stack([each.features.mean(dim=0) for each in public.values()]).mean(dim=0)
     change = 5 * float((features.mean(dim=0) - centre)[0])
     assert moved.tolist() == pytest.approx([change, -change], rel=0.1)
+
+
+@pytest.mark.parametrize("counts", [[40, 40], [40, 4000]])
+def test_chance_alone_seldom_moves_the_offset_however_small_a_class_is(counts: list[int]) -> None:
+    public = public_texts()
+    centre = torch.stack([each.features.mean(dim=0) for each in public.values()]).mean(dim=0)
+    public = {label: Readings(each.logits, each.features - centre, each.texts) for label, each in public.items()}
+    calibrated = calibrated_model(public).offset
+    moved = [
+        bool(
+            (
+                teacher_of(public, identity(), moments_of_records(counts, 0.0, 0.0, seed=seed)).offset
+                != calibrated
+            ).any()
+        )
+        for seed in range(100, 300, 2)
+    ]
+    assert np.mean(moved) < 0.5  # of one normal deviation, a third is beyond its standard deviation
 
 
 def naive_bayes(noise: float, counts: tuple[float, float] = (900.0, 100.0)) -> NaiveBayes:

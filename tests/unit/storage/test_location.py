@@ -25,7 +25,7 @@ def store() -> UPath:
     return place
 
 
-@pytest.mark.parametrize("text", ["a/b", "/a/b", "./~a", "s3:/a", "C:\\a", ""])
+@pytest.mark.parametrize("text", ["a/b", "/a/b", "./~a", "./s3:/a", "C:\\a", ""])
 def test_a_local_place_is_an_ordinary_path(text: str) -> None:
     assert type(location(text)) is type(Path(text))
     assert location(text) == location(Path(text)) == Path(text)
@@ -36,6 +36,11 @@ def test_a_home_is_expanded_and_an_unknown_user_is_refused() -> None:
     for place in ("~nobody-such", "~nobody-such/a"):
         with pytest.raises(ValueError, match="no such user"):
             location(place)
+
+
+def test_a_url_without_one_slash_is_no_folder() -> None:
+    with pytest.raises(ValueError, match=r"did you mean s3://bucket/team\?"):
+        location("s3:/bucket/team")
 
 
 def test_a_url_is_preserved_and_a_file_url_is_a_path() -> None:
