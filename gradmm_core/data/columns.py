@@ -55,9 +55,7 @@ class RowProblems:
         self._rows_before += rows
 
     def refuse(self) -> None:
-        """Raise an InputError if the file has no rows, or rows with problems."""
-        if not self._rows_before:
-            raise InputError("contains no rows", self.where, "add rows, or choose another split")
+        """Raise an InputError if the file has rows with problems."""
         problems = [
             InputError(
                 f"row {first} {what}" + (f" (and {count - 1:,} more rows)" if count > 1 else ""), self.where, fix

@@ -8,9 +8,11 @@ never texts, because they end up in logs.
 
 from __future__ import annotations
 
+import csv as standard_csv
 import json as standard_json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +242,7 @@ def _read_delimited(file: Path, names: str | None) -> Iterator[pa.Table]:
         raise ValueError(f"row {row - 2} has {found} fields instead of {expected}") from None
     if _delimiter(file) == "\t":
         _refuse_swallowed_rows(table)
+    _refuse_stray_quotes(file, table)
     return _parts(table)
 
 
@@ -255,6 +258,28 @@ def _refuse_swallowed_rows(table: pa.Table) -> None:
             row = pc.index(pc.and_(tabs, breaks), True).as_py()  # pyright: ignore
             if row >= 0:
                 raise ValueError(f"row {row} holds other rows, from a quotation mark that is not doubled")
+
+
+def _refuse_stray_quotes(file: Path, table: pa.Table) -> None:
+    """Refuse a quotation mark that is neither closed nor doubled, from which pyarrow makes many rows one field.
+
+    Only a field with line breaks can hold rows, so files without such fields are not read again.
+
+    Raises:
+        ValueError: with the number of the first row that has one.
+    """
+    texts = [column for column in table.columns if pa.types.is_string(column.type)]
+    if not any(pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py() for column in texts):  # pyright: ignore
+        return
+    limit, row = standard_csv.field_size_limit(sys.maxsize), -1  # the header comes first
+    try:
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+            for fields in standard_csv.reader(stream, delimiter=_delimiter(file), strict=True):
+                row += bool(fields)  # pyarrow leaves out empty lines
+    except standard_csv.Error:
+        raise ValueError(f"row {row} has a quotation mark that is neither closed nor doubled") from None
+    finally:
+        standard_csv.field_size_limit(limit)
 
 
 def _delimiter(file: Path) -> str:

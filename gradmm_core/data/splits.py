@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from jaxtyping import Int, UInt64
 
 from gradmm.config.settings import DataSettings
@@ -298,13 +299,23 @@ def _read_split(
     drops_empty = split == settings.train_split and settings.min_words > 0
     texts, own_labels, units = TemporaryRowsWriter(), [np.empty(0, np.int64)], []
 
+    rows_of_files = []
+
+    def counted(source: Source) -> Iterator[pa.Table]:
+        for table in source.parts():
+            rows_of_files.append(table.num_rows)
+            yield table
+
     def read(source: Source) -> None:
-        for rows in usable_rows(source.parts(), source.name, settings, labels, drops_empty, unit_column):
+        for rows in usable_rows(counted(source), source.name, settings, labels, drops_empty, unit_column):
             texts.extend(text.encode() for text in rows.texts)
             own_labels.append(rows.labels)
             units.extend([] if rows.units is None else [rows.units])
 
-    together(*(partial(read, source) for source in sources_of(settings, split, unit_column)))
+    sources = sources_of(settings, split, unit_column)
+    together(*(partial(read, source) for source in sources))
+    if not any(rows_of_files):
+        raise InputError("contains no rows", sources[0].name, "add rows, or choose another split")
     return SplitRows(
         texts.finish(bytes.decode), np.concatenate(own_labels), np.concatenate(units) if units else None
     )

@@ -73,6 +73,12 @@ def csv_of(*rows: str, header: str = "text,label") -> bytes:
     return "\n".join([header, GOOD_ROWS.strip(), *rows]).encode()
 
 
+def label_first(*rows: str) -> bytes:
+    """Good rows and others, in which the text is the last field, so that one can reach to the end of the file."""
+    swapped = [",".join(reversed(row.rsplit(",", 1))) for row in GOOD_ROWS.strip().split("\n")]
+    return "\n".join(["label,text", *swapped, *rows]).encode()
+
+
 def jsonl_of(*rows: str) -> bytes:
     return (JSON_ROWS + "\n".join(rows)).encode()
 
@@ -88,6 +94,21 @@ BROKEN: list[tuple[str, bytes, list[str]]] = [
     ("other-names.csv", csv_of(header="review,stars"), ["neither of 'text' and 'sentence'", "no column 'label'"]),
     ("twice.csv", csv_of(header="text,text"), ["2 columns are called 'text'", "no column 'label'"]),
     ("ragged.csv", csv_of("zqxwvj,more,good"), ["row 40 has 3 fields instead of 2"]),
+    (
+        "open-quote.csv",
+        label_first('good,"zqxwvj', "bad,b", "good,c"),
+        ["row 40 has a quotation mark that is neither closed nor doubled"],
+    ),
+    (
+        "two-stray-quotes.csv",
+        csv_of('"zqxwvj,good', "b,bad", 'c "d" e,good', "f,bad"),
+        ["row 40 has a quotation mark that is neither closed nor doubled"],
+    ),
+    (
+        "open-quote-after-lines.csv",
+        label_first('good,"a\n""b"', "", 'good,"zqxwvj', "bad,b"),
+        ["row 41 has a quotation mark that is neither"],
+    ),
     ("short-row.csv", csv_of("zqxwvj"), ["row 40 has 1 fields instead of 2"]),
     (
         "latin-1.csv",

@@ -514,6 +514,12 @@ def test_a_split_that_exists_twice_is_refused(folder: Path) -> None:
     assert "split 'train' exists more than once: 'train.csv', 'train.parquet'; keep one" in refusal(folder)
 
 
+def test_a_part_without_rows_is_none(folder: Path) -> None:
+    write_parquet(table_of(ROWS), folder / "train-00000-of-00002")
+    write_parquet(table_of(ROWS).slice(0, 0), folder / "train-00001-of-00002")
+    assert rows_of(load(folder).train) == ROWS
+
+
 def test_a_missing_part_is_noticed(folder: Path) -> None:
     write_parquet(table_of(ROWS), folder / "train-00000-of-00003.parquet")
     write_parquet(table_of(ROWS), folder / "train-00002-of-00003.parquet")
