@@ -44,6 +44,10 @@ from gradmm.target.matched_target import matched_target, released_probe
 from gradmm.target.probe import Probe
 from gradmm.target.target_space import TargetSpace
 
+#: Makes the random numbers different from those of other stages. NumPy fills up a seed with zeros, so without it
+#: the first text of label 0 would be that of public text.
+STREAM = 1
+
 #: Name of the figure with each class's shrinkage, see `MatchedTarget`.
 TARGET_SHRINKAGE = "target_shrinkage"
 
@@ -92,7 +96,7 @@ class TextRequest:
 
     def random(self, number: int) -> np.random.Generator:
         """Return example `number`'s own generator, the only source of randomness for its text."""
-        return np.random.default_rng([self.seed, self.shard.label, number])
+        return np.random.default_rng([self.seed, self.shard.label, number, STREAM])
 
     def sampler(self, allowed: AllowedTokens, top_k: int) -> Sampler:
         """Return what draws the texts to keep, or to begin a search with."""
@@ -169,8 +173,9 @@ def generate(
 ) -> pd.DataFrame:
     """Generate texts that match a target, with the columns of the stage `generation`.
 
-    An example's random draws depend only on (seed, label, its number in the class), and examples do not affect one
-    another. Neither shards nor batches therefore change the texts.
+    An example's random draws depend only on (seed, label, its number in the class), and examples do not affect
+    one another. Neither shards nor batches therefore change the texts, but for rounding: in bfloat16, of 100 texts
+    that were written one by one, two differed.
 
     Args:
         target: the class's target, in the coordinates of `space`.
@@ -214,8 +219,8 @@ def generate(
 def write(request: TextRequest) -> pd.DataFrame:
     """Write texts without a search, with the columns of the stage `generation`.
 
-    As in `generate`, neither shards nor batches change the texts. There is no loss: `matching_loss` and
-    `probe_loss` are NaN, and `loss_history` is empty.
+    As in `generate`, neither shards nor batches change the texts, but for rounding. There is no loss:
+    `matching_loss` and `probe_loss` are NaN, and `loss_history` is empty.
 
     Raises:
         InputError: if instruction and text are too long for the model, if its vocabulary has no words to write

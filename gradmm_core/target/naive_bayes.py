@@ -47,6 +47,10 @@ ITERATIONS = 100
 #: has the same lower bound relative to the public one, because a rate of zero has no logarithm.
 MAX_RATIO = 20.0
 
+#: Records with a token that are no evidence for more than themselves, see `_variance`. With 2, labels drawn at
+#: random, for 100 of 4,900 records, move no text's log-odds by more than 0.5; without, by up to 9.
+FEW_RECORDS = 2
+
 
 @dataclass(frozen=True, eq=False)
 class NaiveBayes:
@@ -122,11 +126,11 @@ def fit_naive_bayes(released: TokenSums, frequencies: Float[Tensor, " vocabulary
     for of_class, count, share in zip(rates, counts, shares, strict=True):
         # The others' rate has the noise of all other classes.
         others = total - count
-        difference = of_class - (shares @ rates - share * of_class) / (1 - share)
+        of_others = (shares @ rates - share * of_class) / (1 - share)
         noises = (noise / count) ** 2 + (noise / others) ** 2 * (len(counts) - 1)
-        sampling = entry * pooled * (1 / count + 1 / others)
+        sampling = _variance(of_class, pooled, entry, count) + _variance(of_others, pooled, entry, others)
         error = (1 - share) * (noises + sampling).sqrt()
-        theta = shrunk((1 - share) * difference, error, pooled, CLASS_WIDTHS)
+        theta = shrunk((1 - share) * (of_class - of_others), error, pooled, CLASS_WIDTHS)
         weights.append((1 + theta).clamp(1 / MAX_RATIO, MAX_RATIO).log())
     evidence = torch.stack(weights)
     presence = pooled * evidence.exp() / entry  # the probability that a text contains the token
@@ -136,6 +140,21 @@ def fit_naive_bayes(released: TokenSums, frequencies: Float[Tensor, " vocabulary
         for each in (evidence, (pooled / model).log())
     )
     return NaiveBayes(evidence, pooled_log_ratios, frequencies * has_weight, expected, counts, noise / CONSTANT)
+
+
+def _variance(
+    observed: Float[Tensor, " tokens"],
+    expected: Float[Tensor, " tokens"],
+    entry: Float[Tensor, " tokens"],
+    records: Float[Tensor, ""],
+) -> Float[Tensor, " tokens"]:
+    """Return the sampling variance of rates over some records: of a Poisson count, as expected.
+
+    Where less than a record is expected to contain a token, a normal distribution of that variance would take one
+    that does for strong evidence. So the first `FEW_RECORDS` vary as much as they are.
+    """
+    few = torch.minimum(observed, FEW_RECORDS * entry / records)
+    return entry * torch.maximum(expected, few) / records
 
 
 def shrunk(

@@ -8,10 +8,10 @@ post-processing:
     S          the covariance within classes, mixed with that of public text (1/k in each of k directions) as if k
                more records had it; eigenvalues below the level of the noise are raised to it. If no second moment
                was released, that of public text alone
-    shrinkage  the share of the means' spread that noise and sampling do not explain (the positive part of James
-               and Stein's estimator, in the metric of S); 0 for a probe of pure noise
+    shrinkage  for each class, the share of its mean's distance from the others' that noise and sampling do not
+               explain (the positive part of James and Stein's estimator, in the metric of S); 0 for pure noise
 
-With the mean m of the class means, weighted by the counts, and d_c = shrinkage (m_c - m), the logits are
+With the mean m of the class means, weighted by the counts, and d_c = shrinkage_c (m_c - m), the logits are
 d_c^T S^-1 (phi - m) - d_c^T S^-1 d_c / 2. Second moments for private regression are due to McSherry and Mironov
 (2009); Wang (2018) regularises them by the level of the noise.
 """
@@ -75,7 +75,11 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Softmax of `features(text) @ weights + biases`, with one column per class in the order of `labels`."""
+    """Softmax of `features(text) @ weights + biases`, with one column per class in the order of `labels`.
+
+    Attributes:
+        shrinkage: the mean of the classes' factors, weighted by their counts.
+    """
 
     features: TextFeatures
     labels: list[int]
@@ -119,12 +123,13 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     inverse = _inverse_covariance(moments, class_means)
     mean = shares @ means
     centred = means - mean
-    spread = (shares * ((centred @ inverse) * centred).sum(dim=1)).sum()
-    by_chance = (sum_noise / counts).square() * inverse.trace() + dimensions / counts
-    shrinkage = float((1 - (shares * (1 - shares) * by_chance).sum() / spread).clamp(0.0, 1.0).nan_to_num(0.0))
-    weights = shrinkage * (inverse @ centred.mT)
-    biases = -shrinkage / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
-    return Probe(features, list(moments.class_sums), weights, biases, shrinkage)
+    spreads = ((centred @ inverse) * centred).sum(dim=1)
+    of_means = (sum_noise / counts).square() * inverse.trace() + dimensions / counts
+    by_chance = (1 - 2 * shares) * of_means + shares.square() @ of_means
+    shrinkages = (1 - by_chance / spreads).clamp(0.0, 1.0).nan_to_num(0.0)
+    weights = shrinkages * (inverse @ centred.mT)
+    biases = -shrinkages / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
+    return Probe(features, list(moments.class_sums), weights, biases, float(shares @ shrinkages))
 
 
 def _inverse_covariance(moments: Moments, class_means: ClassMeans) -> Float[Tensor, "dimensions dimensions"]:

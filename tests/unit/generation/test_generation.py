@@ -119,7 +119,8 @@ def test_searched_texts_keep_their_tokens_and_losses_when_released(
         assert row["matching_loss"] == pytest.approx(row["loss_history"][-1], abs=1e-9)
         assert bool(TextConstraints(phi, template)(torch.tensor([row["token_ids"]])).all())
     histories = found["loss_history"].tolist()
-    assert sum(history[-1] < history[0] for history in histories) > len(histories) / 2
+    assert all(history[-1] <= history[0] for history in histories)
+    assert sum(history[-1] < history[0] for history in histories) > len(histories) / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -254,7 +255,7 @@ def test_reranking_is_a_search_without_rounds_for_any_shards(
     pd.testing.assert_frame_equal(whole.drop(columns=apart), parts.drop(columns=apart))
     assert whole["loss_history"].tolist() == [[pytest.approx(loss)] for loss in whole["matching_loss"]]
     assert reranked(Shard(1, 0, 0, 5), seed=1)["text"].tolist() != whole["text"].tolist()
-    more = reranked(Shard(1, 0, 0, 5), draws=70)
+    more = reranked(Shard(1, 0, 0, 5), draws=300)
     assert more["matching_loss"].mean() < whole["matching_loss"].mean()
     better = reranked(Shard(1, 0, 0, 5), rounds=2)
     assert better["matching_loss"].mean() < whole["matching_loss"].mean()

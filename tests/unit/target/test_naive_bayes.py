@@ -39,6 +39,26 @@ def sums_of(noise: float, lean: float = 3.0, domain: float = 1.0, records: int =
     return TokenSums(sums, noise)
 
 
+@pytest.mark.parametrize("few", [30, 100])
+def test_a_small_class_of_the_same_texts_moves_no_text(few: int) -> None:
+    """Single occurrences of rare tokens in a small class are no evidence."""
+    random, vocabulary = np.random.default_rng(0), 3000
+    shares = 1 / np.arange(1, vocabulary + 1)
+    drawn = random.choice(vocabulary, (6000, 20), p=shares / shares.sum()).tolist()
+    frequencies = torch.tensor(1 - (1 - shares / shares.sum()) ** 20).clamp_min(1e-4)
+    weights = token_weights(frequencies)
+    sums = {
+        label: torch.stack(
+            [token_presence(texts[i : i + 256], weights).sum(dim=0) for i in range(0, len(texts), 256)]
+        ).sum(dim=0)
+        for label, texts in ((0, drawn[: 4000 - few]), (1, drawn[4000 - few : 4000]))
+    }
+    scores = fit_naive_bayes(TokenSums(sums), frequencies).with_slope(drawn[5000:]).scores(drawn[4000:5000])
+    odds = scores[:, 1] - scores[:, 0]
+    assert float(odds.std()) < 0.15
+    assert float(odds.abs().max()) < 1
+
+
 def public() -> torch.Tensor:
     """Document frequencies of texts that do not lean."""
     return torch.full((VOCABULARY,), 1 - (1 - 1 / VOCABULARY) ** 12, dtype=torch.float64)

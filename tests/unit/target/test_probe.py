@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -49,10 +51,13 @@ def slow_logits(features: np.ndarray, columns: np.ndarray, points: np.ndarray) -
     inverse = np.linalg.inv(within)
     middle = features.mean(axis=0)
     shares = np.array([(columns == c).mean() for c in range(3)])
-    spread = sum(s * (m - middle) @ inverse @ (m - middle) for s, m in zip(shares, means, strict=True))
-    chance = sum(s * (1 - s) * dimensions / (s * count) for s in shares)
-    shrinkage = max(0.0, 1 - chance / spread)
-    shrunk = middle + shrinkage * (means - middle)
+    shrunk = []
+    for own, mean in enumerate(means):
+        # mean - middle is a weighted sum of independent class means, each of variance dimensions / records.
+        factors = [(1.0 if c == own else 0.0) - shares[c] for c in range(3)]
+        chance = sum(f**2 * dimensions / (s * count) for f, s in zip(factors, shares, strict=True))
+        shrinkage = max(0.0, 1 - chance / ((mean - middle) @ inverse @ (mean - middle)))
+        shrunk.append(middle + shrinkage * (mean - middle))
     return np.array([[-(p - m) @ inverse @ (p - m) / 2 for m in shrunk] for p in points])
 
 
@@ -73,6 +78,27 @@ def test_shrinkage_is_near_one_for_many_records_and_near_zero_for_few() -> None:
         fit_probe(identity(), moments(*records(6, spread=0.0, seed=seed))).shrinkage for seed in range(20)
     ]
     assert np.mean(shrinkage) < 0.2
+
+
+def test_a_rare_class_of_noise_alone_is_shrunk_although_the_others_are_well_known() -> None:
+    """Two large classes far apart, and a rare one whose records are as many as its noise hides."""
+    random = torch.Generator().manual_seed(0)
+    dimensions, noise, sizes = 48, 20.0, (12_000, 12_000, 150)
+    features = TextFeatures(torch.zeros(dimensions).double(), torch.eye(dimensions).double())
+    means = torch.zeros(3, dimensions).double()
+    means[0, 0], means[1, 0] = 0.2, -0.2
+    worst = []
+    for _ in range(20):
+        sums = {}
+        for label, (mean, size) in enumerate(zip(means, sizes, strict=True)):
+            clean = features.with_constant(mean[None])[0] * size
+            sums[label] = clean + noise * torch.randn(dimensions + 1, generator=random).double()
+        points = means[2] + 0.14 * torch.randn(50, dimensions, generator=random).double()
+        probe = fit_probe(features, Moments(sums, None, noise))
+        worst.append(float(-probe.of_features(points)[:, 2].mean()))
+        large = probe.of_features(means[:2])
+        assert (large.argmax(dim=1) == torch.arange(2)).all()
+    assert np.mean(worst) < 2 * math.log(3)
 
 
 def test_without_a_second_moment_the_covariance_is_that_of_public_text() -> None:
@@ -156,7 +182,7 @@ def test_weights_are_bounded_by_the_noise_in_every_direction(second_noise: float
     features, columns = records(count)
     means = torch.stack([features[columns == column].mean(dim=0) for column in range(3)])
     longest = (means - features.mean(dim=0)).norm(dim=1)
-    allowed = probe.shrinkage * longest / max(floor, 1 / (count + DIMENSIONS))
+    allowed = longest / max(floor, 1 / (count + DIMENSIONS))
     assert probe.shrinkage > 0
     assert (probe.weights.norm(dim=0) <= allowed * (1 + 1e-6)).all()
 
