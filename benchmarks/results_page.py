@@ -64,6 +64,7 @@ STUDIES = (
     "emotions-six-2000",
     "emotions-six-1000-steps",
     "imdb-2000",
+    "imdb-epsilon-0.05",
 )
 
 #: Each set's title, and its number of private records.
