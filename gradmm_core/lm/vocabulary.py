@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
+from gradmm.metrics.words import SPACELESS
 
 #: A token is a word or its beginning (with a leading space), the rest of a word, the end of a contraction, digits,
 #: or punctuation.
@@ -55,8 +56,12 @@ class AllowedTokens:
         return logits.logaddexp(logits[:, self.within_text]).masked_fill(~self.starts_text, -torch.inf)
 
 
-def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedTokens:
+def allowed_tokens(language_model: LanguageModel, language: str, spaceless_words: bool = True) -> AllowedTokens:
     """Select tokens by their spelling: drop special, control, undecodable and foreign ones.
+
+    Args:
+        spaceless_words: take tokens of scripts without spaces for words. False for public text, since with other
+            first tokens the target space, and with it every release, would be another.
 
     Raises:
         InputError: if no token remains, or none can begin a text.
@@ -76,7 +81,8 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
             "generation.projection.language",
             "use 'any', or another model",
         )
-    starts = _starts_text(tokenizer, spelling)
+    spaceless = spelling.str.match(SPACELESS) & spaceless_words
+    starts = _starts_text(tokenizer, spelling, spaceless)
     if not starts.any():
         raise InputError(
             "no token can begin a text", "model.name", "use a model with whole words in its vocabulary"
@@ -84,11 +90,12 @@ def allowed_tokens(language_model: LanguageModel, language: str) -> AllowedToken
     # A word without a token that includes the space maps to itself.
     index = {word: i for i, word in reversed(list(enumerate(spelling)))}
     within = np.array([index.get(f" {word}", i) for i, word in enumerate(spelling)])
-    columns = (ids, starts.to_numpy(bool), within, _continues(tokenizer, spelling).to_numpy(bool))
+    continues = _continues(tokenizer, spelling) & ~spaceless
+    columns = (ids, starts.to_numpy(bool), within, continues.to_numpy(bool))
     return AllowedTokens(*(torch.tensor(column, device=language_model.device) for column in columns))
 
 
-def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
+def _starts_text(tokenizer: Any, spelling: pd.Series, spaceless: pd.Series) -> pd.Series:
     """Flag tokens (id -> spelling) that are unchanged at the start of a text and are not the rest of a word."""
     stripped = spelling.str.strip()
     tokens = tokenizer(stripped.tolist(), add_special_tokens=False)["input_ids"]
@@ -97,7 +104,7 @@ def _starts_text(tokenizer: Any, spelling: pd.Series) -> pd.Series:
     if not spelling.str.startswith(" ").any():
         return unchanged  # SentencePiece marks the beginnings of words
     # "film" is a word because " film" is allowed; " uate" is not.
-    return unchanged & (" " + stripped).isin(spelling)
+    return unchanged & ((" " + stripped).isin(spelling) | spaceless)
 
 
 def _continues(tokenizer: Any, spelling: pd.Series) -> pd.Series:

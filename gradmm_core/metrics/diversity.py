@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from gradmm.metrics.words import words
+
 
 def distinct_n(texts: Iterable[str], n: int) -> float:
     """Return the share of distinct word n-grams among all n-grams (Li et al. 2016); 1 if there are none."""
-    grams = [gram for text in texts for gram in _grams(text.casefold().split(), n)]
+    grams = [gram for text in texts for gram in _grams(words(text.casefold()), n)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
@@ -20,12 +22,12 @@ def self_bleu(texts: Sequence[str], max_n: int = 4) -> float:
     Uses modified n-gram precisions for n up to `max_n`, replaces a count of zero by 0.1, and has no brevity
     penalty. Copies of texts with fewer than `max_n` words therefore score below 1.
     """
-    words = [text.casefold().split() for text in texts]
-    if len(words) < 2:
+    split = [words(text.casefold()) for text in texts]
+    if len(split) < 2:
         return 0.0
-    logs = np.zeros(len(words))
+    logs = np.zeros(len(split))
     for n in range(1, max_n + 1):
-        counts = [Counter(_grams(each, n)) for each in words]
+        counts = [Counter(_grams(each, n)) for each in split]
         # The two highest counts of each n-gram, so that a text is not matched with itself.
         best: Counter = Counter()
         second: Counter = Counter()
@@ -51,7 +53,7 @@ def near_duplicates(texts: Sequence[str], share: float, n: int = 3) -> list[bool
     holders: dict[tuple[str, ...], list[int]] = {}
     sets, flags = [], []
     for i, text in enumerate(texts):
-        grams = set(_grams(text.casefold().split(), n))
+        grams = set(_grams(words(text.casefold()), n))
         common = Counter(j for gram in grams for j in holders.get(gram, []))
         duplicate = any(count > share * (len(grams) + len(sets[j]) - count) for j, count in common.items())
         sets.append(grams)
@@ -62,5 +64,5 @@ def near_duplicates(texts: Sequence[str], share: float, n: int = 3) -> list[bool
     return flags
 
 
-def _grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    return list(zip(*(words[i:] for i in range(n)), strict=False))
+def _grams(split: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    return list(zip(*(split[i:] for i in range(n)), strict=False))

@@ -160,7 +160,7 @@ def space_of_public_text(
         language_model, template, texts, settings, clipping_norm, settings.directions
     )
     if settings.token_share > 0:
-        allowed = allowed_tokens(language_model, PUBLIC_LANGUAGE)
+        allowed = allowed_tokens(language_model, PUBLIC_LANGUAGE, spaceless_words=False)
         of_classes = [
             document_frequencies(language_model, allowed, instructions[label], texts[label]) for label in texts
         ]
@@ -201,7 +201,7 @@ def public_texts(
 def _write_public_texts(
     language_model: LanguageModel, instructions: dict[int, str], texts: int, tokens: int
 ) -> dict[int, list[list[int]]]:
-    allowed = allowed_tokens(language_model, PUBLIC_LANGUAGE)
+    allowed = allowed_tokens(language_model, PUBLIC_LANGUAGE, spaceless_words=False)
     uniforms = np.random.default_rng(SEED).random((texts, tokens))
     prompt_caches = {label: PromptCache(language_model, words) for label, words in instructions.items()}
     for prompt_cache in prompt_caches.values():

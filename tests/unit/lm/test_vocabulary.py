@@ -112,6 +112,32 @@ def sentencepiece_like(strip: bool) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="<s>", pad_token="<s>")
 
 
+def test_words_of_a_script_without_spaces_begin_texts_and_continue_no_word() -> None:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator([WORDS, "这部电影非常好看，演员很棒。", "味道不错，下次还会再来。"] * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="<s>", pad_token="<s>")
+    model = tiny_language_model(tokenizer, "phi")
+    allowed, public = (allowed_tokens(model, "any", spaceless) for spaceless in (True, False))
+    names = [model.decode([int(i)]) for i in allowed.ids]
+    chinese = torch.tensor(["\u4e00" <= name[0] <= "\u9fff" for name in names])
+    assert chinese.sum() > 5
+    assert not (allowed.continues_word & chinese).any()
+    whole = [model.encode(name) == [int(i)] for name, i in zip(names, allowed.ids, strict=True)]
+    assert torch.equal(allowed.starts_text & chinese, torch.tensor(whole) & chinese)
+    assert (allowed.starts_text & chinese).any()
+    assert not (public.starts_text & chinese).any()
+    for ours, theirs in (
+        (allowed.starts_text, public.starts_text),
+        (allowed.continues_word, public.continues_word),
+    ):
+        assert torch.equal(ours[~chinese], theirs[~chinese])
+
+
 @pytest.mark.parametrize("strip", [False, True])
 def test_words_of_a_sentencepiece_tokenizer_begin_a_text_and_its_pieces_continue_words(strip: bool) -> None:
     tokenizer = sentencepiece_like(strip)

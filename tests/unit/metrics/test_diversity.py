@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradmm.metrics.diversity import distinct_n, near_duplicates, self_bleu
+from gradmm.metrics.words import words
 from tests.conftest import examples
 
 #: Few words, so that n-grams repeat within and between texts.
@@ -87,3 +88,15 @@ def test_self_bleu_is_one_for_copies_and_small_with_nothing_in_common() -> None:
     assert self_bleu(["the soup was warm and fresh", "never a quiet room with light"]) < 0.05
     assert self_bleu(["alone"]) == 0.0
     assert self_bleu([]) == 0.0
+
+
+@pytest.mark.parametrize("end", ["。", "!"])
+def test_texts_without_spaces_are_near_duplicates_too(end: str) -> None:
+    texts = ["这部电影非常好看，演员很棒。", f"这部电影非常好看，演员很棒{end}了", "味道不错，下次还会再来。"]
+    assert near_duplicates(texts, 0.5) == [False, True, False]
+    assert distinct_n(texts, 2) < 1
+
+
+@given(text=st.text(st.characters(max_codepoint=0x0DFF)))
+def test_words_of_scripts_with_spaces_are_those_between_spaces(text: str) -> None:
+    assert words(text) == text.split()
