@@ -21,7 +21,7 @@ from gradmm.evaluation.peak_memory import PeakMemory, peak_memory
 from gradmm.flows.runtime.result_storage import result_storage
 from gradmm.flows.runtime.shard_runners import run_shards
 from gradmm.flows.runtime.stopping import raise_if_interrupted
-from gradmm.flows.ui.artifacts import UiArtifacts
+from gradmm.flows.ui.artifacts import Progress, UiArtifacts
 from gradmm.outputs.record import NEVER_CACHED, StageRecord
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
@@ -84,9 +84,10 @@ class StageRuns:
         """
         started = time.perf_counter()
         with peak_memory(children=execution.runner != "in-process") as peak:
-            results = self._run_shards(shard, merge.name, inputs, execution)
+            progress = self.ui.progress(merge.name)
+            results = self._run_shards(shard, progress, inputs, execution)
             if second_round and (more := second_round(_artifacts(results))):
-                results += self._run_shards(shard, merge.name, more, execution)
+                results += self._run_shards(shard, progress, more, execution)
             results.append(self._run_stage(merge, {"shards": _artifacts(results)}))
         merged = results[-1].artifact
         cached = [result.cached for result in results]
@@ -115,15 +116,15 @@ class StageRuns:
     def _run_shards(
         self,
         shard: Task[..., StageArtifact],
-        stage: str,
+        progress: Progress,
         inputs: Sequence[Mapping[str, Any]],
         execution: ExecutionSettings,
     ) -> list[_Result]:
         """Run shards and show their progress; return the results in the order of `inputs`."""
-        progress = self.ui.progress(stage, len(inputs))
+        progress.expect(len(inputs))
         progress.tell()
         results = {}
-        with closing(self._run_calls(shard, inputs, execution, stage)) as finished:
+        with closing(self._run_calls(shard, inputs, execution, progress.stage)) as finished:
             for number, result in finished:
                 results[number] = result
                 progress.add(result.artifact.rows, cached=result.cached)

@@ -122,9 +122,9 @@ class UiArtifacts:
         with never_failing("the refusal"):
             self._publish(refusal_page(self.recipe, refusal), "budget-exhausted")
 
-    def progress(self, stage: str, parts: int) -> Progress:
-        """Return the progress of a stage with `parts` shards."""
-        return Progress(artifact_key(self.recipe.name, stage, "progress"), stage, parts)
+    def progress(self, stage: str) -> Progress:
+        """Return the progress of a stage in shards, of which it expects none yet."""
+        return Progress(artifact_key(self.recipe.name, stage, "progress"), stage)
 
     def _plot(self, records: Sequence[StageRecord]) -> str:
         """Return the plot of a stage's page, drawn once: a cached run would spend most of its time on plots."""
@@ -147,12 +147,12 @@ class Progress:
 
     key: str
     stage: str
-    parts: int
+    parts: int = 0
     done: int = 0
     rows: int = 0
     made: int = 0
     artifact: UUID | None = None
-    started: float = field(default_factory=lambda: time.monotonic())
+    first_made: float | None = None
     told: float | None = None
 
     def add(self, rows: int, cached: bool) -> None:
@@ -160,6 +160,12 @@ class Progress:
         self.done += 1
         self.rows += rows
         self.made += not cached
+        if self.made and self.first_made is None:
+            self.first_made = time.monotonic()
+
+    def expect(self, parts: int) -> None:
+        """Expect further shards."""
+        self.parts += parts
 
     def tell(self) -> None:
         """Publish the progress, unless the last update is too recent."""
@@ -168,7 +174,7 @@ class Progress:
             return
         self.told = now
         percentage = 100.0 * self.done / self.parts if self.parts else 100.0
-        words = self._words(now - self.started)
+        words = self._words(now)
         logger.info("%s: %s", self.stage, words)
         with never_failing(f"the progress of {self.stage}"):
             if self.artifact is None:
@@ -176,9 +182,10 @@ class Progress:
             else:
                 update_progress_artifact(self.artifact, percentage, description=words)
 
-    def _words(self, seconds: float) -> str:
+    def _words(self, now: float) -> str:
         words = f"{self.done} of {self.parts} shards, {self.rows} rows"
         left = self.parts - self.done
-        if self.made and left:
-            words += f", about {duration(left * seconds / self.made)} left"
+        # From the first shard that was made, for which workers had to start.
+        if self.first_made is not None and self.made > 1 and left:
+            words += f", about {duration(left * (now - self.first_made) / (self.made - 1))} left"
         return words

@@ -500,19 +500,25 @@ def test_progress_is_told_every_so_often(
     monkeypatch.setattr(ui_artifacts, "create_progress_artifact", create)
     monkeypatch.setattr(ui_artifacts, "update_progress_artifact", update)
     monkeypatch.setattr(ui_artifacts.time, "monotonic", lambda: now)
-    progress = UiArtifacts(tiny_recipe(), release_plan(tiny_recipe()), Root(path=tmp_path)).progress(
-        "generation", 4
-    )
+    progress = UiArtifacts(tiny_recipe(), release_plan(tiny_recipe()), Root(path=tmp_path)).progress("generation")
+    progress.expect(4)
     progress.tell()
     progress.add(rows=20, cached=True)
+    now += 60  # workers start
     for _ in range(3):
         now += 1.5
         progress.add(rows=20, cached=False)
         progress.tell()
+    progress.expect(4)
+    for _ in range(2):
+        now += 1.5
+        progress.add(rows=10, cached=False)
+        progress.tell()
     assert told == [
         (0.0, "0 of 4 shards, 0 rows"),
-        (75.0, "3 of 4 shards, 60 rows, about 1.5 s left"),
+        (50.0, "2 of 4 shards, 40 rows"),
         (100.0, "4 of 4 shards, 80 rows"),
+        (75.0, "6 of 8 shards, 100 rows, about 3.0 s left"),
     ]
 
 
