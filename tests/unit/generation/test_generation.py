@@ -33,6 +33,7 @@ from gradmm.lm.vocabulary import allowed_tokens
 from gradmm.target.features import text_means
 from gradmm.target.probe import Probe
 from gradmm.target.target_space import FULL
+from gradmm.target.target_space import SEED as PUBLIC_SEED
 from tests.conftest import random_probe
 
 SETTINGS = GenerationSettings(
@@ -92,6 +93,11 @@ def test_seed_and_example_number_determine_the_texts(
     assert first == texts(phi, template, Shard(1, 0, 0, 3), method=method)["text"].tolist()
     assert first != texts(phi, template, Shard(1, 0, 0, 3), seed=1, method=method)["text"].tolist()
     assert len(set(first)) == 3
+
+
+def test_no_text_has_the_random_numbers_of_public_text(phi: LanguageModel, template: TokenisedTemplate) -> None:
+    request = TextRequest(phi, template, "they said\n", "bad", Shard(0, 0, 0, 1), TOKENS, SETTINGS, PUBLIC_SEED)
+    assert request.random(0).random() != np.random.default_rng(PUBLIC_SEED).random()
 
 
 @METHODS

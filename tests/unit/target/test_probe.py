@@ -101,6 +101,19 @@ def test_a_rare_class_of_noise_alone_is_shrunk_although_the_others_are_well_know
     assert np.mean(worst) < 2 * math.log(3)
 
 
+def test_two_classes_have_one_factor_however_unequal_they_are() -> None:
+    """Their means differ from the common one along one line, so that the noise of either hides both."""
+    features = identity()
+    sums = {
+        label: features.with_constant(torch.eye(DIMENSIONS).double()[label][None] * 0.3)[0] * size
+        for label, size in ((0, 3000), (1, 100))
+    }
+    probe = fit_probe(features, Moments(sums, None, 5.0))
+    assert 0 < probe.shrinkage < 1
+    shares = torch.tensor([3000, 100]).double() / 3100
+    torch.testing.assert_close(probe.weights @ shares, torch.zeros(DIMENSIONS).double(), rtol=0, atol=1e-9)
+
+
 def test_without_a_second_moment_the_covariance_is_that_of_public_text() -> None:
     """1 / k in each of k directions: a second moment with just that gives the same probe."""
     features, columns = records(3000)
