@@ -199,10 +199,9 @@ def target_gradient(
     if ledger is not None and release is not None and plan.mechanism is not None:
         audited = mechanism_audit(plan.mechanism, plan.norms, recipe.mechanism_audit, recipe.seed)
         audited.require_pass()
-        # Again, because other ledgers may count the same records.
-        uncounted = ledger.digests(records.texts, records.unit_names)
-        ledger.check(budget_of(recipe.privacy, plan.mechanism), release, uncounted=uncounted)
-        ledger.count_records(records.texts, records.unit_names)
+        # Judged again, because other ledgers may count the same records.
+        planned = budget_of(recipe.privacy, plan.mechanism), release
+        ledger.count_records(records.texts, records.unit_names, planned)
     where = from_table(space and space.rows, template, plan.target, language_model.device)
     sums = target_sums(
         language_model,

@@ -1,4 +1,4 @@
-"""What holds for a run of a deployment alone: its parameters, its tags, its log, and its end with its server."""
+"""Support for runs of a Prefect deployment: parameters, root, tags, logging, and shutdown with the server."""
 
 from __future__ import annotations
 

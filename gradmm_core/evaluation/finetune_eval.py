@@ -37,7 +37,7 @@ from gradmm.evaluation.trainable import trainable_model
 from gradmm.lm.classification import class_losses, score
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference
-from gradmm.lm.template import TokenisedTemplate, length_bucketed, token_counts, tokenise_split
+from gradmm.lm.template import TokenisedTemplate, length_bucketed, tokenise_readable
 from gradmm.threads import reduced_precision_products
 
 logger = logging.getLogger(__name__)
@@ -80,11 +80,10 @@ class Finetuning:
 
     def tokenised(self, data: LabelledTexts) -> Examples:
         """Tokenise real texts. Those without tokens, which no model can classify, are left out."""
-        tokens = tokenise_split(self.tokenizer, data.texts, self.template.max_text_tokens, None)
-        kept = np.flatnonzero(token_counts(tokens))
+        tokens, kept = tokenise_readable(self.tokenizer, data.texts, self.template.max_text_tokens)
         if len(kept) < len(data):
             logger.warning("%d rows without tokens are left out", len(data) - len(kept))
-        return Examples(tokens.take(kept), tuple(np.array(data.labels)[kept].tolist()))
+        return Examples(tokens, tuple(np.array(data.labels)[kept].tolist()))
 
     def fresh_model(self, seed: int = 0) -> LanguageModel:
         """Load the model before fine-tuning, with its own trainable weights; `seed` draws those of adapters."""

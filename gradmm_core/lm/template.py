@@ -126,6 +126,19 @@ def tokenise_split(tokenizer: Any, texts: Sequence[str], max_tokens: int, where:
     return tokens.finish(_token_ids)
 
 
+def tokenise_readable(
+    tokenizer: Any, texts: Sequence[str], max_tokens: int
+) -> tuple[TokenIds, Int[np.ndarray, " readable"]]:
+    """Tokenise a data set without the texts that have no tokens, which no model can read.
+
+    Returns:
+        The others' token ids and row numbers.
+    """
+    tokens = tokenise_split(tokenizer, texts, max_tokens, None)
+    rows = np.flatnonzero(token_counts(tokens))
+    return tokens.take(rows), rows
+
+
 def _token_ids(row: bytes) -> list[int]:
     return np.frombuffer(row, np.int32).tolist()
 

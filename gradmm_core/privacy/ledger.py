@@ -206,10 +206,23 @@ class Ledger:
         """Return what data are recognised by in the root's ledgers; nothing while none counts any."""
         return self.rows.of(texts, units) if self.rows.ledgers() else NO_DIGESTS
 
-    def count_records(self, texts: Sequence[str], units: Iterable[str] = ()) -> None:
-        """Let releases from data with one of these texts, or one of these units' names, count in this ledger."""
+    def count_records(
+        self, texts: Sequence[str], units: Iterable[str] = (), planned: tuple[Budget, Release] | None = None
+    ) -> None:
+        """Let releases from data with one of these texts, or one of these units' names, count in this ledger.
+
+        Args:
+            planned: the release to be made from them, and the budget as for `check`. If it is refused, nothing is
+                counted.
+
+        Raises:
+            BudgetExhausted: as `check`, for the planned release.
+        """
+        digests = self.rows.of(texts, units)
+        if planned is not None:
+            self.check(*planned, uncounted=digests)
         with self._lines.lock():
-            self.rows.add(self.name, self.rows.of(texts, units))
+            self.rows.add(self.name, digests)
 
     def related(self, uncounted: UInt64[np.ndarray, " different"] = NO_DIGESTS) -> list[Ledger]:
         """Return this ledger and all others of the root whose data share a record or a unit with it, by name.

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from gradmm.lm.classification import text_embeddings
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.perplexity import log_perplexities
-from gradmm.lm.template import TokenisedTemplate, tokenise_split
+from gradmm.lm.template import TokenisedTemplate, tokenise_readable
 from gradmm.metrics.distribution import (
     at_equal_sizes,
     frechet_distance,
@@ -44,8 +44,8 @@ class TextReader:
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, truncated at the template's maximum length."""
-        tokens = tokenise_split(self.language_model.tokenizer, texts, self.template.max_text_tokens, None)
-        return [ids for ids in tokens if ids]
+        tokens, _ = tokenise_readable(self.language_model.tokenizer, texts, self.template.max_text_tokens)
+        return list(tokens)
 
     def embeddings(self, texts: Sequence[str]) -> Float[np.ndarray, "texts hidden"]:
         """The model's last hidden states after the template's suffix, in float64."""

@@ -42,6 +42,7 @@ def check_plan(
             recipe, and an epsilon that the recipe does not allow.
     """
     known = [*ARMS, *(RIVALS if epsilons is not None else [])]
+    epsilons = epsilons or ()
     for name in arms:
         if name not in known:
             raise InputError(f"no arm {name!r}", "arms", f"choose from {', '.join(known)}")
@@ -50,7 +51,7 @@ def check_plan(
             problem = f"{name} writes by the recipe's own model, and the product by the served one"
             raise InputError(problem, "generation.endpoint", "leave one of them out")
         if name in RIVALS:
-            _check_rival(recipe, name, epsilons or ())
+            _check_rival(recipe, name, epsilons)
     classes, per_class = len(recipe.classes), recipe.texts_per_class
     if not sizes:
         raise InputError("the recipe can fill none of the default sizes", "sizes", "name some")
@@ -65,7 +66,7 @@ def check_plan(
             )
     if "few-shot" in arms:
         few_shot(recipe)
-    _check_mechanisms(recipe, epsilons or ())
+    _check_mechanisms(recipe, epsilons)
 
 
 def _check_written(recipe: Recipe, name: str) -> None:

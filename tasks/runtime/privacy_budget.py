@@ -80,10 +80,8 @@ def count_records(context: RunContext, train: SplitReference, release: Release |
         BudgetExhausted: if the release would exceed the budget of a ledger that counts some of these records.
     """
     data = redact_errors(lambda: read_split(context, train), "count_records", context.root.errors)
-    ledger = ledger_of(context)
-    if release is not None:
-        ledger.check(proposed_budget(context), release, uncounted=ledger.digests(data.texts, data.unit_names))
-    ledger.count_records(data.texts, data.unit_names)
+    planned = None if release is None else (proposed_budget(context), release)
+    ledger_of(context).count_records(data.texts, data.unit_names, planned)
 
 
 def check_charged(context: RunContext, target: StageArtifact) -> None:

@@ -8,7 +8,7 @@ from gradmm.evaluation.coresets import CORESETS, select_per_class
 from gradmm.lm.classification import text_embeddings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
-from gradmm.lm.template import tokenise_split
+from gradmm.lm.template import tokenise_readable
 from gradmm.tasks.runtime.inputs import read_model, read_split
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
 
@@ -27,12 +27,11 @@ def coresets(
     """Select row numbers by both methods on the same embeddings: one row each, in the order of selection."""
     language_model, template = read_model(context, model, prompt_template)
     data = read_split(context, train)
-    tokens = list(tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None))
-    readable = [row for row, ids in enumerate(tokens) if ids]  # no model can read the others
-    embeddings = text_embeddings(language_model, template, [tokens[row] for row in readable], BATCH_SIZE)
+    tokens, readable = tokenise_readable(language_model.tokenizer, data.texts, template.max_text_tokens)
+    embeddings = text_embeddings(language_model, template, list(tokens), BATCH_SIZE)
     labels = [data.labels[row] for row in readable]
     rows = [
-        {"method": method, "label": label, "rank": rank, "row": readable[row]}
+        {"method": method, "label": label, "rank": rank, "row": int(readable[row])}
         for method, select in CORESETS.items()
         for label, chosen in select_per_class(select, embeddings, labels, per_class).items()
         for rank, row in enumerate(chosen, start=1)

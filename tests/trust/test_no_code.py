@@ -20,13 +20,13 @@ from tests.trust.told import told
 
 ROOT = Path(__file__).parents[2]
 
-#: Of the standard library and others: what they read can run code.
+#: Modules whose file formats can execute code when they are read.
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 FORBIDDEN_CALLS = {
     *("eval", "exec", "torch.load", "np.load", "np.fromfile"),
     *("yaml.unsafe_load", "yaml.full_load", "pd.read_pickle"),
 }
-#: Those that write tables write what a spreadsheet would run.
+#: The last five write tables, whose cells a spreadsheet may execute as formulas.
 FORBIDDEN_METHODS = {
     *("read_pickle", "to_pickle", "load_pickle"),
     *("to_csv", "to_excel", "writerow", "writerows", "write_csv"),

@@ -125,3 +125,10 @@ def test_padding_does_not_change_what_comes_before_it(phi: LanguageModel, templa
     first = phi.hidden_states(input_ids=alone.input_ids)[0, at]
     second = phi.hidden_states(input_ids=padded.input_ids)[0, at]
     assert torch.allclose(first, second, atol=1e-7)
+
+
+def test_texts_without_tokens_are_left_out_and_the_others_keep_their_row_numbers(phi: LanguageModel) -> None:
+    texts = ["", "good film", "", "bad", "the food was good"]
+    tokens, rows = template_module.tokenise_readable(phi.tokenizer, texts, 3)
+    assert rows.tolist() == [1, 3, 4]
+    assert list(tokens) == [phi.encode(texts[row])[:3] for row in rows]

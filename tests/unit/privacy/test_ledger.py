@@ -229,6 +229,8 @@ def test_data_are_judged_before_they_are_counted(tmp_path: Path, place: str) -> 
     for texts, units in ((["B ", "c"], ()), (["c"], ["ann"])):
         with pytest.raises(BudgetExhausted, match=f"budget of 1 of {one.name}"):
             other.check(budget(9.0), calibrated(1.0), uncounted=other.digests(texts, units))
+        with pytest.raises(BudgetExhausted, match=f"budget of 1 of {one.name}"):
+            other.count_records(texts, units, (budget(9.0), calibrated(1.0)))
     other.check(budget(1.0), calibrated(1.0), uncounted=other.digests(["c"], ["bob"]))
     assert not other.rows.read(other.name).size
     assert other.related() == [other]
