@@ -36,13 +36,13 @@ class Comparison:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Name, number of texts, accuracy, share of the way to all rows and number of seeds of each arm."""
+        """Name, number of texts, accuracy, gap recovered and number of seeds of each arm."""
         return [
             (
                 str(row["arm"]),
                 f"{row['size']:,}" if row["size"] else "–",
                 _or_dash(row["accuracy"], row["accuracy_half_width"]),
-                _or_dash(row["way"], digits=0),
+                _or_dash(row["gap_recovered"], digits=0),
                 str(row["seeds"]),
             )
             for row in self.table.to_dict("records")

@@ -16,10 +16,10 @@ from gradmm.privacy.guarantee import rounded_up
 
 GOOD, FAIR, POOR, NONE, UNKNOWN = "good", "fair", "poor", "none", "not graded"
 
-#: Least share of the way from the model before fine-tuning to real texts.
-GOOD_WAY, FAIR_WAY = 0.8, 0.5
+#: Minimum share recovered of the accuracy gap between the model before fine-tuning and real texts.
+GOOD_RECOVERY, FAIR_RECOVERY = 0.8, 0.5
 
-#: Least gain in accuracy by real texts: with less, there is no way to go.
+#: Least gain in accuracy by real texts: with less, there is no gap to recover.
 MIN_GAIN = 0.02
 
 #: Highest perplexity per token under the model.
@@ -33,9 +33,9 @@ GOOD_EPSILON, FAIR_EPSILON = 1.0, 10.0
 
 RULES = {
     "teaches": (
-        "Share of the way: (accuracy on synthetic texts - accuracy before) / (accuracy on as many real texts - "
-        f"accuracy before), or on all of them if they are fewer. {GOOD}: at least {GOOD_WAY:.0%}; "
-        f"{FAIR}: at least {FAIR_WAY:.0%}; {POOR}: less. "
+        "Gap recovered: (accuracy on synthetic texts - accuracy before) / (accuracy on as many real texts - "
+        f"accuracy before), or on all of them if they are fewer. {GOOD}: at least {GOOD_RECOVERY:.0%}; "
+        f"{FAIR}: at least {FAIR_RECOVERY:.0%}; {POOR}: less. "
         f"If real texts add less than {100 * MIN_GAIN:g} points, this is no measure. Then {GOOD}: synthetic "
         f"texts add {100 * MIN_GAIN:g} points or more; {UNKNOWN}: they add less. With several seeds, ± is the "
         "standard deviation that follows from those of both accuracies; one seed has no interval."
@@ -85,12 +85,12 @@ def _teaches(figures: Mapping[str, Any], recipe: Recipe) -> Grade:
     if possible < MIN_GAIN:
         beside = f"where real texts change it by {points(possible)}; {over}"
         return Grade("teaches", GOOD if gained >= MIN_GAIN else UNKNOWN, f"accuracy {points(gained)}, {beside}")
-    way, std = round(gained / possible, 2), None  # as shown
+    recovered, std = round(gained / possible, 2), None  # as shown
     if seeds > 1:
         errors = [figures[f"accuracy_{arm}_std"] for arm in ("synthetic", "real")]
-        std = math.hypot(errors[0], way * errors[1]) / possible
-    grade = GOOD if way >= GOOD_WAY else FAIR if way >= FAIR_WAY else POOR
-    return Grade("teaches", grade, f"{percent(way, std, digits=0)} of the way to real texts; {over}")
+        std = math.hypot(errors[0], recovered * errors[1]) / possible
+    grade = GOOD if recovered >= GOOD_RECOVERY else FAIR if recovered >= FAIR_RECOVERY else POOR
+    return Grade("teaches", grade, f"{percent(recovered, std, digits=0)} of the gap to real texts; {over}")
 
 
 def _reads(run: RunRecord) -> Grade:

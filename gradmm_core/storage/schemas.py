@@ -215,9 +215,9 @@ SCHEMAS: dict[str, pa.Schema] = {
             *_READING,
         ]
     ),
-    # One row per arm and size: means over seeds, half-widths of their intervals, and our lead over the arm. `way`
-    # is the share of the way from the model before fine-tuning to all train rows.
-    "compare": pa.schema([*_ARM, ("way", pa.float64()), *_READING, *_LEAD]),
+    # One row per arm and size: means over seeds, half-widths of their intervals, and our lead over the arm.
+    # `gap_recovered` is the share of the gap between the model before fine-tuning and all train rows.
+    "compare": pa.schema([*_ARM, ("gap_recovered", pa.float64()), *_READING, *_LEAD]),
     # `size` is the number of real rows.
     "scarce": pa.schema([*_ARM, *_LEAD]),
     "transfer": pa.schema([*_ARM, *_LEAD, ("model", pa.string())]),

@@ -38,7 +38,7 @@ LEAD = ("difference", "difference_half_width", "verdict")
 def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None) -> pd.DataFrame:
     """Tabulate one row per arm and size, in the order of `evaluations`.
 
-    The columns are those of the stage `compare` without `way`; see `with_way`.
+    The columns are those of the stage `compare` without `gap_recovered`; see `with_gap_recovered`.
 
     `difference` is the product's accuracy minus the arm's, each of the checkpoint chosen on validation. A rival is
     compared with the product under the same guarantee, in the column `against`. An arm at a size that the product
@@ -89,10 +89,10 @@ def compare_arms(evaluations: pd.DataFrame, measures: pd.DataFrame | None = None
     return pd.DataFrame(table)
 
 
-def with_way(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `way`: the share of the way from the model before fine-tuning to the ceiling, all train rows.
+def with_gap_recovered(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `gap_recovered`: the share of the gap from the model before fine-tuning to all train rows.
 
-        way = (accuracy - accuracy before) / (accuracy of all rows - accuracy before)
+        gap_recovered = (accuracy - accuracy before) / (accuracy of all rows - accuracy before)
 
     It is null without either arm, and where the ceiling does not exceed the model by more than `MIN_GAP`.
 
@@ -102,8 +102,8 @@ def with_way(table: pd.DataFrame) -> pd.DataFrame:
     accuracy = table["accuracy"].astype(float)
     before, ceiling = (accuracy[table["arm"] == arm].mean() for arm in ("before", ALL_ROWS))
     if not ceiling - before > MIN_GAP:  # also if one is NaN
-        return table.assign(way=np.nan)
-    return table.assign(way=(accuracy - before) / (ceiling - before))
+        return table.assign(gap_recovered=np.nan)
+    return table.assign(gap_recovered=(accuracy - before) / (ceiling - before))
 
 
 def seed_figures(name: str, values: Sequence[float]) -> dict[str, float | None]:

@@ -151,10 +151,10 @@ def _protocol(record: StudyRecord) -> str:
 
 
 def comparison_tables(table: pd.DataFrame, by: str = "texts") -> list[str]:
-    """Tables of accuracy, of the way to the ceiling, of the product's lead, and of the quality of the texts.
+    """Tables of accuracy, of the gap recovered, of the product's lead, and of the quality of the texts.
 
     Args:
-        table: rows of the stage `compare`, or of `scarce`, which lack `way`.
+        table: rows of the stage `compare`, or of `scarce`, which lack `gap_recovered`.
         by: the unit of `size`.
     """
     sizes = table.loc[table["arm"] == PRODUCT, "size"]
@@ -167,30 +167,32 @@ def comparison_tables(table: pd.DataFrame, by: str = "texts") -> list[str]:
         "Learning rate and number of steps, as chosen by the first seed:",
         _bullets(f"{_name(row)}: {_schedule(row)}" for row in _rows(alone[alone["steps"] > 0])),
         _grid(at_sizes, "size", _schedule),
-        *_way_tables(at_sizes, alone),
+        *_gap_tables(at_sizes, alone),
         *_lead_tables(at_sizes.dropna(subset=["verdict"]), alone, by),
         *_quality(at_sizes[at_sizes["size"] == sizes.max()]),
     ]
 
 
-def _way_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
+def _gap_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
     table = pd.concat([at_sizes, alone])
-    if "way" not in table or ALL_ROWS not in set(table["arm"]) or "before" not in set(table["arm"]):
+    if "gap_recovered" not in table or ALL_ROWS not in set(table["arm"]) or "before" not in set(table["arm"]):
         return []
-    heading = f"## Share of the way to {ALL_ROWS}"
-    if table["way"].isna().all():
+    heading = "## Gap recovered"
+    if table["gap_recovered"].isna().all():
         return [heading, f"None: fine-tuning on {ALL_ROWS} does not exceed the model before fine-tuning."]
     return [
         heading,
         "(accuracy - accuracy before fine-tuning) / (accuracy of all train rows - accuracy before fine-tuning), "
         "from the mean accuracies of the checkpoints chosen on validation.",
-        _bullets(f"{_name(row)}: {_way(row)}" for row in _rows(alone)),
-        _grid(at_sizes, "size", _way),
+        _bullets(f"{_name(row)}: {_recovered(row)}" for row in _rows(alone)),
+        _grid(at_sizes, "size", _recovered),
     ]
 
 
-def _way(row: Row) -> str:
-    return "" if pd.isna(row["way"]) else f"{round(row['way'], 2) + 0:.0%}"  # + 0 turns -0.0 into 0.0
+def _recovered(row: Row) -> str:
+    return (
+        "" if pd.isna(row["gap_recovered"]) else f"{round(row['gap_recovered'], 2) + 0:.0%}"
+    )  # + 0 turns -0.0 into 0.0
 
 
 def _lead_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame, by: str) -> list[str]:

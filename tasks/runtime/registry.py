@@ -37,7 +37,7 @@ STUDY_STAGES = {
     "class_shares": 1,
     "arm_measures": 3,
     "tfidf_eval": 2,
-    "compare": 5,
+    "compare": 6,
     "scarce": 5,
     "transfer": 5,
     "ablate": 5,

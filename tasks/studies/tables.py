@@ -10,7 +10,7 @@ import pandas as pd
 
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.studies.bounds import HELD, bounds_over_seeds
-from gradmm.studies.compare import compare_arms, with_way
+from gradmm.studies.compare import compare_arms, with_gap_recovered
 from gradmm.studies.gradients import gradients_over_seeds
 from gradmm.target.cosine import target_cosine
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
@@ -19,7 +19,7 @@ from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
 @stage_task("compare")
 def compare(context: RunContext, evaluations: list[StageArtifact], measures: list[StageArtifact]) -> Outcome:
     """Tabulate one row per arm and size."""
-    table = with_way(compare_arms(_rows(evaluations), _rows(measures)))
+    table = with_gap_recovered(compare_arms(_rows(evaluations), _rows(measures)))
     verdicts = table["verdict"].dropna().value_counts()
     return table, {"arms": int(table["arm"].nunique()), "verdicts": {str(k): int(n) for k, n in verdicts.items()}}
 

@@ -38,7 +38,7 @@ def table(accuracy: float) -> pd.DataFrame:
             "seeds": [1, 3, 3, 3],
             "accuracy": [0.6, None, accuracy, 0.9],
             "accuracy_half_width": [None, None, 0.0123, 0.01],
-            "way": [0.0, None, 0.5, 1.0],
+            "gap_recovered": [0.0, None, 0.5, 1.0],
         }
     )
     return arms.reindex(columns=SCHEMAS[STUDY].names)

@@ -34,21 +34,19 @@ def test_every_aspect_has_a_grade_and_a_rule_that_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("synthetic", "real", "grade", "way"),
+    ("synthetic", "real", "grade", "recovered"),
     [
-        (0.76, 0.80, "good", "80 ± 9% of the way"),
-        (0.75, 0.80, "fair", "75 ± 9% of the way"),
-        (0.70, 0.80, "fair", "50 ± 8% of the way"),
-        (0.69, 0.80, "poor", "45 ± 8% of the way"),
-        (0.59, 0.80, "poor", "-5 ± 8% of the way"),
+        (0.76, 0.80, "good", "80 ± 9% of the gap"),
+        (0.75, 0.80, "fair", "75 ± 9% of the gap"),
+        (0.70, 0.80, "fair", "50 ± 8% of the gap"),
+        (0.69, 0.80, "poor", "45 ± 8% of the gap"),
+        (0.59, 0.80, "poor", "-5 ± 8% of the gap"),
         (0.61, 0.61, "not graded", "accuracy +1.0 points, where real texts change it by +1.0 points"),
         (0.70, 0.61, "good", "accuracy +10.0 points, where real texts change it by +1.0 points"),
         (0.59, 0.50, "not graded", "accuracy -1.0 points, where real texts change it by -10.0 points"),
     ],
 )
-def test_texts_teach_by_the_share_of_the_way_to_real_ones(
-    synthetic: float, real: float, grade: str, way: str
-) -> None:
+def test_texts_teach_by_the_gap_recovered(synthetic: float, real: float, grade: str, recovered: str) -> None:
     figures: dict[str, Any] = {
         "accuracy_before": 0.6,
         "accuracy_synthetic": synthetic,
@@ -58,11 +56,11 @@ def test_texts_teach_by_the_share_of_the_way_to_real_ones(
     run = with_figures(RUN, "finetune_eval", **figures)
     found, reason = grade_of(run, "teaches")
     assert found == grade
-    assert reason.startswith(way)
+    assert reason.startswith(recovered)
     assert reason.endswith("; 3 seeds")
 
 
-def test_the_spread_of_the_way_is_that_of_both_accuracies() -> None:
+def test_the_spread_of_the_gap_recovered_is_that_of_both_accuracies() -> None:
     figures: dict[str, Any] = {"accuracy_before": 0.5, "accuracy_synthetic": 0.7, "accuracy_real": 0.9}
     for synthetic, real, std in ((0.04, 0.0, 0.1), (0.0, 0.04, 0.05), (0.04, 0.04, math.hypot(0.1, 0.05))):
         stds: dict[str, Any] = {"accuracy_synthetic_std": synthetic, "accuracy_real_std": real}

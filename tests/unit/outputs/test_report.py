@@ -616,7 +616,7 @@ def test_a_comparison_is_shown_and_else_how_to_make_one(
             "seeds": [1, 3, 3],
             "accuracy": [0.6, 0.702, 0.75],
             "accuracy_half_width": [None, 0.011, 0.0123],
-            "way": [0.0, 0.34, 0.5],
+            "gap_recovered": [0.0, 0.34, 0.5],
         }
     )
     path = tmp_path / "compared.html"

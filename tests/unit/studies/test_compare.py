@@ -26,7 +26,7 @@ from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import Root
 from gradmm.studies import plots as study_plots
-from gradmm.studies.compare import MEASURES, MIN_GAP, compare_arms, with_way
+from gradmm.studies.compare import MEASURES, MIN_GAP, compare_arms, with_gap_recovered
 from gradmm.studies.pages import comparison_tables, study_page, study_pictures
 from gradmm.studies.record import StudyRecord, source_commit, write_study
 
@@ -97,7 +97,7 @@ def half_width(values: list[float]) -> float:
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    return with_way(compare_arms(evaluations(), measures()))
+    return with_gap_recovered(compare_arms(evaluations(), measures()))
 
 
 def test_rows_are_means_over_seeds_of_both_checkpoints(table: pd.DataFrame) -> None:
@@ -208,7 +208,7 @@ def test_an_arm_with_a_diverged_run_has_no_accuracy_and_no_lead(table: pd.DataFr
     rows = evaluations()
     diverged = (rows["arm"] == "real-1k") & (rows["seed"] == 1)
     rows.loc[diverged, ["accuracy", "loss"]] = [0.0, math.nan]
-    found = with_way(compare_arms(rows, measures()))
+    found = with_gap_recovered(compare_arms(rows, measures()))
     of_arm = found["arm"] == "real-1k"
     (row,) = found[of_arm].to_dict("records")
     for figure in (
@@ -276,28 +276,28 @@ def accuracies_of(before: float, all_rows: float, *gradmm: float) -> pd.DataFram
     return pd.DataFrame({"arm": arms, "accuracy": [before, all_rows, *gradmm]})
 
 
-def test_the_way_is_a_share_of_the_gap_between_the_model_and_all_rows() -> None:
-    ways = with_way(accuracies_of(0.6, 0.8, 0.7, 0.75, 0.55, 0.9))["way"]
-    assert ways.tolist() == pytest.approx([0.0, 1.0, 0.5, 0.75, -0.25, 1.5])
+def test_the_gap_recovered_is_a_share_of_that_between_the_model_and_all_rows() -> None:
+    recovered = with_gap_recovered(accuracies_of(0.6, 0.8, 0.7, 0.75, 0.55, 0.9))["gap_recovered"]
+    assert recovered.tolist() == pytest.approx([0.0, 1.0, 0.5, 0.75, -0.25, 1.5])
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-16, -0.1, MIN_GAP / 2, math.nan])
-def test_without_a_ceiling_above_the_model_there_is_no_way(gap: float) -> None:
-    assert with_way(accuracies_of(0.6, 0.6 + gap, 0.7))["way"].isna().all()
-    assert with_way(accuracies_of(0.6, 0.6 + 2 * MIN_GAP, 0.6))["way"].notna().all()
+def test_without_a_ceiling_above_the_model_there_is_no_gap_to_recover(gap: float) -> None:
+    assert with_gap_recovered(accuracies_of(0.6, 0.6 + gap, 0.7))["gap_recovered"].isna().all()
+    assert with_gap_recovered(accuracies_of(0.6, 0.6 + 2 * MIN_GAP, 0.6))["gap_recovered"].notna().all()
 
 
 @pytest.mark.parametrize("missing", ["before", "all rows"])
-def test_without_either_end_there_is_no_way(missing: str) -> None:
+def test_without_either_end_there_is_no_gap_to_recover(missing: str) -> None:
     table = accuracies_of(0.6, 0.8, 0.7)
-    assert with_way(table[table["arm"] != missing])["way"].isna().all()
+    assert with_gap_recovered(table[table["arm"] != missing])["gap_recovered"].isna().all()
 
 
-def test_the_page_has_the_way_of_every_arm(table: pd.DataFrame) -> None:
+def test_the_page_has_the_gap_recovered_by_every_arm(table: pd.DataFrame) -> None:
     ceiling = table[table["arm"] == "real-1k"].assign(arm="all rows", size=4000, accuracy=0.95)
-    ways = with_way(pd.concat([table, ceiling], ignore_index=True))
-    lines = "\n\n".join(comparison_tables(ways)).splitlines()
-    (start,) = (i for i, line in enumerate(lines) if line == "## Share of the way to all rows")
+    recovered = with_gap_recovered(pd.concat([table, ceiling], ignore_index=True))
+    lines = "\n\n".join(comparison_tables(recovered)).splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line == "## Gap recovered")
     lines = lines[start : next(i for i, line in enumerate(lines) if line.startswith("## Lead"))]
     before = table["accuracy"][0]
     for arm in ("zero-shot", "gradmm"):
@@ -305,10 +305,10 @@ def test_the_page_has_the_way_of_every_arm(table: pd.DataFrame) -> None:
         cells = [f"{(accuracy - before) / (0.95 - before):.0%}" for accuracy in accuracies]
         assert f"| {arm} | {' | '.join(cells)} |" in lines
     assert {"- before fine-tuning: 0%", "- all rows: 100%"} <= set(lines)
-    level = ways.assign(way=math.nan)
+    level = recovered.assign(gap_recovered=math.nan)
     page = "\n\n".join(comparison_tables(level))
     assert "None: fine-tuning on all rows does not exceed the model before fine-tuning." in page
-    assert "the way to" not in "\n\n".join(comparison_tables(table))
+    assert "Gap recovered" not in "\n\n".join(comparison_tables(table))
 
 
 def test_without_baselines_there_is_still_a_page(table: pd.DataFrame) -> None:
