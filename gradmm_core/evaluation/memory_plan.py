@@ -302,8 +302,18 @@ def _available_bytes(device: torch.device) -> int:
     """Return what this process has and what is free beside it, within the limit of a container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    available = psutil.virtual_memory().available + psutil.Process().memory_info().rss
+    return _within_container(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+
+
+def machine_bytes(device: torch.device) -> int:
+    """Return the memory of the machine or of its container, or of the GPU, whatever of it is in use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return _within_container(psutil.virtual_memory().total)
+
+
+def _within_container(memory: int) -> int:
     try:
-        return min(available, int(CONTAINER_LIMIT.read_text()))
+        return min(memory, int(CONTAINER_LIMIT.read_text()))
     except (OSError, ValueError):  # no container, or "max"
-        return available
+        return memory

@@ -5,11 +5,13 @@ median distance from it over texts that the model writes from all instructions. 
 
     x(t) = ((h(t) - m) / s clipped to norm 1, 1/2), divided by its largest norm
     released: the sum of x over the class's records, plus noise
-    v = (mean of the released x over the class - the same mean over the model's texts of this class), in units of h
+    v = (mean of the released x over the class, clipped to norm 1 - the same mean over the model's texts of this
+         class), in units of h
 
 and the model writes from the class's instruction with `strength` v added to the middle layer's hidden state at
-every position. One release serves any number of texts. The constant 1/2 counts the records. Written from the
-paper's abstract: its choice of layers, strengths and examples may differ.
+every position. One release serves any number of texts. The constant 1/2 counts the records. The published code
+steers several layers at the last position only, scales the noisy vectors to one length, and shows the model two
+examples, which cost a part of epsilon.
 """
 
 from __future__ import annotations
@@ -142,6 +144,7 @@ def released_vectors(
     for label, total in zip(sums, noisy, strict=True):
         records[label] = float(total[-1]) / CONSTANT
         mean = total[:-1] / max(1.0, records[label])
+        mean = mean / max(1.0, float(mean.norm()))  # that of any records is no longer
         vectors[label] = public.unit * (mean - public.of_class[label].cpu())
     table = to_table({label: vector[None] for label, vector in vectors.items()})
     counted = counted_records(records, dict.fromkeys(records, mechanism.sigma * largest_norm / CONSTANT))

@@ -3,7 +3,7 @@
 For each class, each of E examples, and each of the T tokens of an example:
 
     K = the likeliest next tokens after the class's instruction and the example so far
-    p_i = the model's probabilities of K after the instruction, record i, and the example so far
+    p_i = the model's probabilities after the instruction, record i, and the example so far, among K alone
     s = sum of p_i over the class's records + noise of standard deviation tau = sigma sqrt(E T)
     the next token is drawn with probabilities proportional to s, where s is larger than THRESHOLD tau
 
@@ -52,9 +52,6 @@ THRESHOLD = 2.0
 
 #: Records in a forward pass; 1 where a row may depend on the others. Public: it affects the last bits of every p.
 ROWS = 64
-
-#: Memory for the keys and values of a class's records, in bytes; and as much again for rows without a record.
-CACHE_BYTES = 3 * 2**30
 
 #: Token of rows without a record.
 FILLER = 0
@@ -119,13 +116,13 @@ class Prompts:
         """Compute each record's probabilities of the next token, in float64 on the CPU, with norms of at most 1.
 
         Args:
-            candidates: indices in the allowed tokens, among which all probabilities add up to 1.
+            candidates: indices in the allowed tokens. Their probabilities add up to 1.
         """
         for each in self._passes:
             logits = self._lm.augment(each.state) @ self._head.mT
             if not self._appended:
                 logits = self._allowed.first_logits(logits)
-            p = logits.double().softmax(dim=1)[: each.records, candidates].cpu()
+            p = logits[: each.records, candidates.to(logits.device)].double().softmax(dim=1).cpu()
             p = p[p.isfinite().all(dim=1)]  # a record without finite probabilities takes no part
             yield p / p.norm(dim=1, keepdim=True).clamp_min(1.0)
 
@@ -156,9 +153,9 @@ def _of_one_length(records: Sequence[list[int]], rows: Mapping[int, int]) -> Ite
 
 
 def prompts_that_fit(
-    language_model: LanguageModel, template: TokenisedTemplate, instruction: str, length: int
+    language_model: LanguageModel, template: TokenisedTemplate, instruction: str, length: int, cache_bytes: int
 ) -> float:
-    """Return how many prompts of the longest record and `length` more tokens have room in `CACHE_BYTES`.
+    """Return how many prompts of the longest record and `length` more tokens have room in `cache_bytes`.
 
     Raises:
         InputError: if the model does not keep keys and values of all tokens.
@@ -171,7 +168,7 @@ def prompts_that_fit(
         of_token = sum(each.nbytes for each in numbers) / numbers[0].shape[2]
     except AttributeError as error:
         raise _needs_all_tokens() from error
-    return CACHE_BYTES / (of_token * longest)
+    return cache_bytes / (of_token * longest)
 
 
 def _needs_all_tokens() -> InputError:
@@ -227,7 +224,8 @@ def _probabilities(
 ) -> Float[Tensor, "records numbers"]:
     """Compute the probabilities of some tokens at each place of an example, in one pass."""
     prompts = Prompts(language_model, allowed, before, records.tolist(), after, {records.shape[1]: len(records)})
-    candidates, parts = torch.arange(min(CANDIDATES, len(allowed.ids))), []
+    may_begin = allowed.first_logits(torch.zeros(1, len(allowed.ids)))[0] > -torch.inf
+    candidates, parts = may_begin.nonzero()[:CANDIDATES, 0], []
     for _ in range(length):
         parts += prompts.probabilities(candidates)
         prompts.append(int(allowed.ids[0]))
@@ -243,10 +241,11 @@ def prompt_rows(
     instructions: Mapping[int, str],
     text_tokens: Mapping[int, int],
     generation: GenerationSettings,
+    cache_bytes: int,
 ) -> dict[Shape, int]:
     """Return how many rows the passes of each shape have; to be checked before a release is charged.
 
-    So few that passes of all lengths, with no record in most of their rows, have room in `CACHE_BYTES`.
+    So few that passes of all lengths, with no record in most of their rows, have room in `cache_bytes`.
 
     Raises:
         InputError: if the model gives one text different probabilities in two passes, or does not keep the keys
@@ -258,7 +257,7 @@ def prompt_rows(
     for label, instruction in instructions.items():
         before, after = _around(language_model, instruction)
         probabilities = partial(_probabilities, language_model, allowed, before, after, text_tokens[label])
-        fitting = prompts_that_fit(language_model, template, instruction, text_tokens[label])
+        fitting = prompts_that_fit(language_model, template, instruction, text_tokens[label], cache_bytes)
         most = max(1, min(ROWS, int(fitting / template.max_text_tokens)))
         for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}):
             found[label, count] = independent_rows(language_model, most, count, probabilities)
@@ -274,6 +273,7 @@ def private_examples(
     instructions: Mapping[int, str],
     text_tokens: Mapping[int, int],
     generation: GenerationSettings,
+    cache_bytes: int,
     examples: int,
     claim: GaussianMechanism,
     declared_records: int,
@@ -287,6 +287,8 @@ def private_examples(
     Args:
         rows: see `prompt_rows`.
         text_tokens: the length to which examples are written before they are cut, by label.
+        cache_bytes: memory for the keys and values of one class's records; and as much again for rows without a
+            record. It must not depend on the records.
         claim: the mechanism of all sums together.
         seed: draws the tokens from the noisy sums.
     """
@@ -299,7 +301,7 @@ def private_examples(
             length = text_tokens[label]
             before, after = _around(language_model, instruction)
             prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
-            fitting = prompts_that_fit(language_model, template, instruction, length)
+            fitting = prompts_that_fit(language_model, template, instruction, length, cache_bytes)
             rate = sampling_rate(fitting, declared_records, len(instructions))
             own = data.of_class(label)
             # Not by the seed: who takes part must not depend on the other records' places.

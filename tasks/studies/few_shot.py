@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 STAGE = "private_examples"
 
+#: The keys and values of one class's records have this share of the memory.
+CACHE_SHARE = 0.5
+
 
 @stage_task(STAGE)
 def private_examples(
@@ -67,11 +70,19 @@ def private_examples(
     def read() -> Private:
         language_model, template = read_model(context, model, prompt_template)
         few_shot.check_room(language_model, template, instructions, text_tokens, examples)
-        data = read_split(context, train)
-        return language_model, template, data, few_shot.prompt_rows(language_model, template, data, *writing)
+        data, room = read_split(context, train), _cache_bytes(language_model)
+        return language_model, template, data, few_shot.prompt_rows(language_model, template, data, *writing, room)
 
     def publish(private: Private) -> StageArtifact:
-        rows, figures = few_shot.private_examples(*private, *writing, examples, mechanism, declared_records, seed)
+        to_write = *private, *writing, _cache_bytes(private[0])
+        rows, figures = few_shot.private_examples(*to_write, examples, mechanism, declared_records, seed)
         return publication.publish(rows, figures)
 
     return released_once(context, mechanism, release, publication, read, publish)
+
+
+def _cache_bytes(language_model: LanguageModel) -> int:
+    # Of all the memory, used or not: what is free could depend on the records.
+    from gradmm.evaluation.memory_plan import machine_bytes
+
+    return int(CACHE_SHARE * machine_bytes(language_model.device))

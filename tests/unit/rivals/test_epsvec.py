@@ -196,10 +196,14 @@ def test_a_vector_is_the_way_from_the_models_texts_to_the_records(setting: Setti
         assert figures["length"][str(label)] == pytest.approx(float(found.norm()), rel=1e-5)
 
 
-def test_a_class_without_records_has_a_vector_of_noise(setting: Setting) -> None:
+def test_a_class_without_records_has_a_vector_of_noise_that_is_no_longer_than_one_of_records(
+    setting: Setting,
+) -> None:
     _, _, public = setting
-    table, figures = released_vectors(sums_of(setting, LabelledTexts(GOOD, (1,) * 4)), public, make_mechanism(1.0))
-    assert matrix_of(table, 0).isfinite().all()
+    sums = sums_of(setting, LabelledTexts(GOOD, (1,) * 4))
+    table, figures = released_vectors(sums, public, make_mechanism(0.01))
+    mean = matrix_of(table, 0)[0].double() / public.unit + public.of_class[0]
+    assert float(mean.norm()) == pytest.approx(1.0, rel=1e-4)
     assert abs(figures["records"]["0"]) < 6 * figures["records_deviation"]["0"]
 
 

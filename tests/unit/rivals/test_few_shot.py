@@ -24,7 +24,6 @@ from gradmm.privacy.ledger import composed_epsilon
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals import few_shot
 from gradmm.rivals.few_shot import (
-    CACHE_BYTES,
     THRESHOLD,
     Prompts,
     check_room,
@@ -43,6 +42,7 @@ GOOD = ("the soup was warm", "fresh bread and good light", "a quiet room , great
 BAD = ("the train came late", "rude staff and cold coffee", "a terrible smell again", "bad chairs")
 DATA = LabelledTexts((*GOOD, *BAD), (1,) * 4 + (0,) * 4)
 GENERATION = GenerationSettings(whole_sentences=False)
+ROOM = 2**30
 
 
 @pytest.fixture(autouse=True)
@@ -79,16 +79,25 @@ def slow_probabilities(language_model: LanguageModel, text: str, written: list[i
     return (logits if written else allowed.first_logits(logits)).double().softmax(dim=1)[0]
 
 
+def every_second(language_model: LanguageModel) -> torch.Tensor:
+    """Candidates of which some may begin a text, and some may not."""
+    return torch.arange(0, len(allowed_tokens(language_model, "english").ids), 2)
+
+
+def among(candidates: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    return probabilities[candidates] / probabilities[candidates].sum()
+
+
 @torch.no_grad()
 def test_probabilities_are_those_of_a_pass_for_each_record(model: LanguageModel) -> None:
     """Token by token, and again after a new beginning; the sum does not tell the order of the records."""
     texts = [*GOOD, *BAD, "the soup was warm", "a soup was cold"]
-    prompts, candidates = prompts_of(model, texts), torch.arange(40)
+    prompts, candidates = prompts_of(model, texts), every_second(model)
     for _ in range(2):
         prompts.begin_again()
         written: list[int] = []
         for token in (9, 12, 40):
-            slow = torch.stack([slow_probabilities(model, text, written)[candidates] for text in texts])
+            slow = torch.stack([among(candidates, slow_probabilities(model, text, written)) for text in texts])
             found = torch.cat([*prompts.probabilities(candidates)])
             assert found.shape == slow.shape
             assert torch.allclose(found.sum(dim=0), slow.sum(dim=0), atol=len(texts) * tolerance(model))
@@ -122,7 +131,7 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
 ) -> None:
     """At every token of an example; where they do, prompts are computed one at a time."""
     language_model = tiny_language_model(tokenizer, "phi", dtype=dtype)
-    asked = language_model, template, DATA, INSTRUCTIONS, TOKENS, GENERATION
+    asked = language_model, template, DATA, INSTRUCTIONS, TOKENS, GENERATION, ROOM
     lengths = {
         (label, len(language_model.encode(text))) for text, label in zip(DATA.texts, DATA.labels, strict=True)
     }
@@ -139,13 +148,21 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
 
 
 @torch.no_grad()
-def test_probabilities_that_are_no_distribution_are_clipped_or_left_out(model: LanguageModel) -> None:
+def test_probabilities_that_are_not_finite_are_left_out(model: LanguageModel) -> None:
     prompts = prompts_of(model, list(GOOD))
     certain = torch.full_like(prompts._passes[0].state, torch.nan)
     prompts._passes[0].state = certain
-    left = torch.cat([*prompts.probabilities(torch.arange(40))])
+    left = torch.cat([*prompts.probabilities(every_second(model))])
     assert len(left) == len(GOOD) - prompts._passes[0].records
-    assert bool((left.norm(dim=1) <= 1).all())
+
+
+@torch.no_grad()
+def test_a_vector_longer_than_one_is_clipped(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cause: the guarantee takes no softmax for granted."""
+    prompts = prompts_of(model, list(GOOD))
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda logits, dim: 3 * torch.ones_like(logits))
+    vectors = torch.cat([*prompts.probabilities(every_second(model))])
+    assert torch.allclose(vectors.norm(dim=1), torch.ones(len(GOOD)).double())
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), [(0.05, 57.771), (1.0, 3.7306)])
@@ -191,7 +208,7 @@ def test_tokens_are_drawn_from_what_stands_out_of_the_noise() -> None:
 def written(
     language_model: LanguageModel, template: TokenisedTemplate, data: LabelledTexts, claim: GaussianMechanism
 ) -> list[str]:
-    writing = INSTRUCTIONS, TOKENS, GENERATION
+    writing = INSTRUCTIONS, TOKENS, GENERATION, ROOM
     shapes = prompt_rows(language_model, template, data, *writing)
     rows, figures = private_examples(language_model, template, data, shapes, *writing, 3, claim, 8, 0)
     assert rows["label"].tolist() == [0, 0, 0, 1, 1, 1]
@@ -262,8 +279,8 @@ def test_the_sampling_rate_follows_from_public_sizes(phi: LanguageModel, templat
     config = phi.model.config
     of_token = 2 * config.num_hidden_layers * config.hidden_size * 8  # float64
     tokens = len(prompt_ids(phi, INSTRUCTIONS[0])) + template.max_text_tokens + len(phi.encode("\n")) + 5
-    fitting = prompts_that_fit(phi, template, INSTRUCTIONS[0], 5)
-    assert fitting == pytest.approx(CACHE_BYTES / (of_token * tokens))
+    fitting = prompts_that_fit(phi, template, INSTRUCTIONS[0], 5, ROOM)
+    assert fitting == pytest.approx(ROOM / (of_token * tokens))
     assert sampling_rate(fitting, 10**9, 2) == pytest.approx(fitting * 2 / 10**9)
     assert sampling_rate(fitting, 1000, 2) == 1.0
 
@@ -273,12 +290,11 @@ def test_rows_without_a_record_take_no_more_memory_than_the_records_may(
     phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every length has a pass of its own, and is known from one record that has it."""
-    monkeypatch.setattr(few_shot, "CACHE_BYTES", 2**25)
     monkeypatch.setattr(few_shot, "ROWS", 64)
     monkeypatch.setattr(few_shot, "independent_rows", lambda _, rows, *__: rows)
     texts = tuple(" ".join(["warm"] * count) for count in range(1, 30))
     data = LabelledTexts(texts, (1,) * len(texts))
-    rows = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION)
+    rows = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION, 2**25)
     assert len(rows) > 20
     assert 1 < min(rows.values()) == max(rows.values()) < 64
     allowed = allowed_tokens(phi, "english")
@@ -296,7 +312,7 @@ def test_a_model_that_forgets_the_first_tokens_is_refused_before_anything_is_cha
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate
 ) -> None:
     model = tiny_language_model(tokenizer, "phi3", sliding_window=6)
-    asked = DATA, INSTRUCTIONS, TOKENS, GENERATION
+    asked = DATA, INSTRUCTIONS, TOKENS, GENERATION, ROOM
     with pytest.raises(InputError, match=r"^model\.name: the model does not keep keys and values of all tokens"):
         prompt_rows(model, tokenise_template(model, prompt_template), *asked)
 
