@@ -111,13 +111,17 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
     target_context = release_target(runs, recipe)
     texts = synthetic_texts(runs, recipe, target_context)
     evaluation = fine_tune(runs, recipe, target_context, texts)
-    members, non_members = target_context.data.train, target_context.data.validation
+    audited = {
+        "texts": texts,
+        "members": target_context.data.train,
+        "non_members": target_context.data.validation,
+        "rows_per_unit": None if recipe.privacy.unit_column is None else recipe.privacy.rows_per_unit,
+        "seed": recipe.seed,
+    }
     mechanism = runs.plan.mechanism
     audit = runs.run(
         mia_audit_stage,
-        texts=texts,
-        members=members,
-        non_members=non_members,
+        **audited,
         model=target_context.model,
         prompt_template=target_context.prompt_template,
         learning_rate=evaluation.figures["learning_rate_synthetic"],
@@ -126,9 +130,8 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         settings=recipe.mia_audit,
         epsilon=mechanism and mechanism.epsilon,
         delta=mechanism and mechanism.delta,
-        seed=recipe.seed,
     )
-    runs.run(memorisation_stage, texts=texts, members=members, non_members=non_members, seed=recipe.seed)
+    runs.run(memorisation_stage, **audited)
     runs.include(
         contamination_stage, **contamination_inputs(target_context.data, target_context.model, recipe.seed)
     )
@@ -144,7 +147,9 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         versions=library_versions(),
         stages=runs.records,
     )
-    compared = redact_errors(lambda: compare_with_real(runs, members, texts, recipe.seed), "report", root.errors)
+    compared = redact_errors(
+        lambda: compare_with_real(runs, target_context.data.train, texts, recipe.seed), "report", root.errors
+    )
     record = write_run(root, record, texts=texts, evaluation=evaluation, audit=audit, compared=compared)
     runs.ui.show_run(record)
     return record

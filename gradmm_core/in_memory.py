@@ -216,7 +216,7 @@ def target_gradient(
     stated = guarantee(recipe.privacy, plan.mechanism)
     if ledger is not None and release is not None and plan.mechanism is not None:
         released = _charged(sums, where, plan.mechanism, ledger, release, recipe)
-        stated = composed_guarantee(stated, [entry.release for entry in ledger.all_entries()])
+        stated = composed_guarantee(stated, ledger.stated_releases(recipe.privacy.unit_column))
     else:
         released = StageRows(*released_target(sums, where, plan.mechanism))
     return Target(recipe, plan, released, space, stated, audited)
@@ -451,6 +451,8 @@ def audit(
         raise InputError("a model in memory cannot be fine-tuned anew", "language_model", "load it from its files")
     for each in (members, non_members):
         _check_labels(recipe, each)
+    if members.units is not None:
+        members = members.used(recipe.privacy.rows_per_unit)
     finetuning = Finetuning(
         language_model.reference,
         language_model.tokenizer,

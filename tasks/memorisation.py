@@ -9,10 +9,18 @@ from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference,
 
 @stage_task("memorisation")
 def memorisation(
-    context: RunContext, texts: StageArtifact, members: SplitReference, non_members: SplitReference, seed: int
+    context: RunContext,
+    texts: StageArtifact,
+    members: SplitReference,
+    non_members: SplitReference,
+    rows_per_unit: int | None,
+    seed: int,
 ) -> Outcome:
-    """Compare every text with the train rows (members) and with validation rows (non-members) as the baseline."""
+    """Compare every text with train rows (members), and with validation rows (non-members) as the baseline.
+
+    Members are the train rows that the target was computed from, at most `rows_per_unit` of a unit.
+    """
     from gradmm.audits.memorisation import compare_texts  # imported here: see tasks/runtime/stage_task.py
 
-    of_members, of_non_members = read_split(context, members).texts, read_split(context, non_members).texts
-    return compare_texts(texts.read(), of_members, of_non_members, seed)
+    own, others = read_split(context, members).used(rows_per_unit), read_split(context, non_members)
+    return compare_texts(texts.read(), own.texts, others.texts, seed)

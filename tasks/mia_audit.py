@@ -7,6 +7,7 @@ from gradmm.evaluation.schedule import Schedule
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
+from gradmm.tasks.runtime.inputs import read_split
 from gradmm.tasks.runtime.stage_task import Outcome, RunContext, SplitReference, stage_task
 
 
@@ -16,6 +17,7 @@ def mia_audit(
     texts: StageArtifact,
     members: SplitReference,
     non_members: SplitReference,
+    rows_per_unit: int | None,
     model: ModelReference,
     prompt_template: PromptTemplate,
     learning_rate: float,
@@ -28,19 +30,19 @@ def mia_audit(
 ) -> Outcome:
     """Fine-tune on the synthetic texts once more, with the schedule chosen for them, and attack the model.
 
-    Members are train rows. Non-members are validation rows: they must come from the same source, and the test
-    split of some data sets does not.
+    Members are the train rows that the target was computed from, at most `rows_per_unit` of a unit. Non-members
+    are validation rows: they must come from the same source, and the test split of some data sets does not.
     """
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.evaluation.membership import attack_texts
-    from gradmm.tasks.finetune_eval import finetuning_of, tokenised
+    from gradmm.tasks.finetune_eval import finetuning_of
 
     trainer = finetuning_of(context, model, prompt_template, finetuning)
     return attack_texts(
         trainer,
         texts.read(),
-        tokenised(trainer, context, members),
-        tokenised(trainer, context, non_members),
+        trainer.tokenised(read_split(context, members).used(rows_per_unit)),
+        trainer.tokenised(read_split(context, non_members)),
         Schedule(learning_rate, steps),
         settings,
         epsilon,

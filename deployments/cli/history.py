@@ -116,22 +116,25 @@ def find_run(name: str, root: Location) -> PastRun:
 
 
 def check_count(run: PastRun) -> None:
-    """Check that the card of a run counts all releases that its data's ledger has by now.
+    """Check that the card of a run counts all releases that its root's ledgers have by now.
 
     Raises:
-        InputError: if there are more, which its composed epsilon leaves out.
+        InputError: if it states another number, so that its composed epsilon is not theirs.
     """
     # Imported here: lists of runs need neither.
     from gradmm.config.recipe import Recipe
     from gradmm.privacy.ledger import Ledger
 
     try:
-        ledger = Ledger.of(run.folder.parent.parent, Recipe.model_validate(run.recipe).ledger)
-    except ValidationError:  # of another version, whose ledger may have another name
+        recipe = Recipe.model_validate(run.recipe)
+    except ValidationError:  # of another version
         return
-    stated, made = run.guarantee.get("releases") or 0, len(ledger.all_entries())
-    if 0 < stated < made:
-        problem = f"its card states {stated} of the {made} releases from these data"
+    root, stated = run.folder.parent.parent, run.guarantee.get("releases") or 0
+    made = len(Ledger.of(root, recipe.ledger).stated_releases(recipe.privacy.unit_column))
+    if run.guarantee.get("safe") and stated != made:
+        problem = (
+            f"its card states {stated} release{'' if stated == 1 else 's'}, and the ledgers of {root} have {made}"
+        )
         fix = "run its recipe again, which takes the stages from the cache, and publish that run"
         raise InputError(problem, str(run.folder / "release"), fix)
 

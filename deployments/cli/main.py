@@ -250,6 +250,7 @@ def audit(
             them before. Reads private data, and releases nothing.
     """
     from gradmm.audits.mechanism_audit import mechanism_audit
+    from gradmm.config.extras import check_installed
     from gradmm.deployments.cli.summary import print_audit
     from gradmm.privacy.release_plan import release_plan
 
@@ -262,6 +263,8 @@ def audit(
     plan = release_plan(loaded)
     if plan.mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
+    if loaded.privacy.sampler == "discrete":
+        check_installed("opendp", "discrete", "privacy.sampler")
     result = mechanism_audit(plan.mechanism, plan.norms, loaded.mechanism_audit, loaded.seed)
     print_audit(result, plan.mechanism)
     return EXIT_OK if result.passes else EXIT_BUG
@@ -383,10 +386,11 @@ def track(
         private: Log the figures of private data and the report too, to a store on this machine only.
         without_guarantee: Log a release that has no epsilon to a store elsewhere.
     """
-    from gradmm.deployments.cli.history import find_run
+    from gradmm.deployments.cli.history import check_count, find_run
     from gradmm.outputs.tracking import track_run
 
     past = find_run(run, root)
+    check_count(past)
     figures = {stage.stage: stage.figures for stage in past.stages} if private else None
     print(track_run(past.folder, figures, without_guarantee))
 

@@ -7,6 +7,9 @@ import os
 
 from gradmm.errors import InputError
 
+#: The variables that decide whose credentials are used.
+IDENTITY = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"}
+
 
 def require_prefect_aws() -> None:
     """Check, before a server is started, that blocks of the type AWS Credentials can be read.
@@ -21,7 +24,9 @@ def require_prefect_aws() -> None:
 def use_aws_credentials(block: str) -> None:
     """Set AWS's environment variables, which runs inherit, from a block of the type AWS Credentials.
 
-    Variables that the block does not set stay as they are. It needs `prefect-aws`.
+    If the block has keys or a profile, the environment's own are removed: a key would come before the profile, and
+    a session token would be sent with another key. Other variables that the block does not set stay as they are.
+    It needs `prefect-aws`.
 
     Args:
         block: the block's name on the Prefect server in use.
@@ -47,4 +52,8 @@ def use_aws_credentials(block: str) -> None:
         "AWS_DEFAULT_REGION": stored.region_name,
         "AWS_ENDPOINT_URL": stored.aws_client_parameters.endpoint_url,
     }
-    os.environ.update({name: value for name, value in variables.items() if value})
+    given = {name: value for name, value in variables.items() if value}
+    if not IDENTITY.isdisjoint(given):
+        for name in IDENTITY:
+            os.environ.pop(name, None)
+    os.environ.update(given)

@@ -82,7 +82,7 @@ class Contamination(Settings):
     Attributes:
         comparisons: by score.
         planted: the same scores of a copy of the model that has read half of the train rows once, which are
-            compared with the other half. Empty where there is no copy.
+            compared with the other half. Empty where there is no copy, or too few rows for two halves.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -152,7 +152,8 @@ def contamination(
     reader, half = copy(), len(read) // 2
     read_once(reader, read[:half], seed)
     known, unknown = (text_scores(reader, part, seed) for part in (read[:half], read[half:]))
-    return Contamination(comparisons=comparisons, planted=compared(known, unknown))
+    enough = min(len(known["loss"]), len(unknown["loss"])) >= MIN_ROWS
+    return Contamination(comparisons=comparisons, planted=compared(known, unknown) if enough else ())
 
 
 def text_scores(

@@ -94,7 +94,9 @@ class DataSettings(Settings):
     drop_other_labels: bool = Field(
         default=False, description="Drop rows whose label is of no class. Default: raise an error."
     )
-    min_words: Annotated[int, Field(ge=0)] = Field(default=0, description="Drop train rows with fewer words.")
+    min_words: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Drop rows of train and validation with fewer words."
+    )
     max_per_class: Count | None = Field(
         default=None, description="Random train rows used per class. Default: all."
     )

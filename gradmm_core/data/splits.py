@@ -10,7 +10,8 @@ The steps below are applied to a split in this order. Each states its effect on 
    keeps its sensitivity. (A shuffle or a stratified split lacks this property.) Equal texts have adjacent ranks,
    so at most one text is in two neighbouring parts. With a unit column, whole units are held out, by the hashes of
    their names; all this then holds for units.
-3. Drop train rows with fewer than `min_words` words. Every record is treated independently.
+3. Drop rows of train and validation with fewer than `min_words` words. Every record is treated independently. The
+   audits compare train with validation rows, which therefore have to be alike.
 4. Keep at most `max_per_class` train rows of each class: those with the smallest keyed hashes. **This couples
    records**: in a class with more rows, adding a record displaces another, so the sensitivity doubles. `Recipe`
    refuses it in a private run.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -107,6 +109,21 @@ class LabelledTexts:
         """Return the numbers of the rows with this label."""
         return np.flatnonzero(np.array(self.labels, dtype=np.int64) == label)
 
+    def first_of_units(self, rows_per_unit: int) -> list[int]:
+        """Return the numbers of each unit's first rows, at most `rows_per_unit` of them, in row order."""
+        assert self.units is not None
+        counts: Counter[int] = Counter()
+        rows = []
+        for row, unit in enumerate(self.units):
+            if counts[unit] < rows_per_unit:
+                rows.append(row)
+                counts[unit] += 1
+        return rows
+
+    def used(self, rows_per_unit: int | None) -> LabelledTexts:
+        """Return the records that a target is computed from: `first_of_units`, or all if there are no units."""
+        return self if rows_per_unit is None else self.take(self.first_of_units(rows_per_unit))
+
     def take(self, rows: Sequence[int]) -> LabelledTexts:
         """Select rows, in the given order, into memory."""
         return LabelledTexts(
@@ -162,12 +179,20 @@ def load_splits(
     if settings.max_per_class is not None:
         train = _at_most_per_class(train, settings.max_per_class, seed)
     others = held_out | dict(zip(named, given, strict=True))
-    lower = [*(["min_words"] if settings.min_words else []), *(f"{part}_rows" for part in unnamed)]
+    others["validation"] = _with_enough_words(others["validation"], settings.min_words)
+    lower_words = ["min_words"] if settings.min_words else []
+    lower = [*lower_words, *(f"{part}_rows" for part in unnamed)]
     return Splits(
         *together(
             partial(_labelled_texts, train, labels, f"split {settings.train_split!r}", _or("lower", lower)),
             *(
-                partial(_labelled_texts, others[part], labels, f"split {split!r}")
+                partial(
+                    _labelled_texts,
+                    others[part],
+                    labels,
+                    f"split {split!r}",
+                    _or("lower", lower_words if part == "validation" else []),
+                )
                 if split
                 else partial(
                     _labelled_texts,

@@ -47,7 +47,7 @@ RULES = {
         "that wrote the texts, and does not compare with that of another model. Read some texts, too."
     ),
     "private": (
-        f"Epsilon of all releases from these data together. {GOOD}: at most {GOOD_EPSILON:g}; {FAIR}: at most "
+        f"Epsilon of all releases under the root together. {GOOD}: at most {GOOD_EPSILON:g}; {FAIR}: at most "
         f"{FAIR_EPSILON:g}; {POOR}: more (the tiers of Ponomareva et al., How to DP-fy ML, 2023). {POOR} too if "
         f"membership inference finds more than the advantage that it detects with 80% power. {NONE}: without a "
         "guarantee. The audit of the mechanism is passed: a run that fails it stops."

@@ -140,7 +140,7 @@ def guarantee_table(run: RunRecord) -> list[tuple[str, str]]:
         ("rho of zero-concentrated differential privacy, all releases", _bound(guarantee.rho, 4)),
         ("target space", _target_space(run.plan.target)),
         ("noise sampler", guarantee.sampler or "none"),
-        ("releases from these data", str(guarantee.releases)),
+        ("releases under the same root, from these data or others", str(guarantee.releases)),
         ("composed epsilon of all releases", _bound(guarantee.composed_epsilon, 4)),
         ("accountant", guarantee.accountant if guarantee.calibration != "paper" else "none"),
         ("noise calibration", _calibration(guarantee)),

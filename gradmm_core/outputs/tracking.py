@@ -64,13 +64,13 @@ def track_run(
         The MLflow run's id.
 
     Raises:
-        InputError: if MLflow is not installed or no store is named; if the folder has no release; if something may
-            not leave this machine and the store is elsewhere (nothing is sent in these cases); if the store
-            refuses or cannot be reached.
+        InputError: if MLflow is not installed or no store is named; if the folder has no release, or lacks a
+            file; if something may not leave this machine and the store is elsewhere (nothing is sent in these
+            cases); if the store refuses or cannot be reached.
     """
     uri = _tracking_uri()
     release = release_contents(folder / "release")
-    private = {} if figures is None else {name: read_bytes(folder / name) for name in PRIVATE_FILES}
+    private = {} if figures is None else {name: _read(folder / name) for name in PRIVATE_FILES}
 
     def check_place(place: str, setting: str) -> None:
         if _is_local(place):
@@ -142,6 +142,13 @@ def _log_values(
     for first in range(0, max(len(params), len(metrics)), BATCH):
         batch = slice(first, first + BATCH)
         client.log_batch(run_id, metrics=metrics[batch], params=params[batch])
+
+
+def _read(file: Location) -> bytes:
+    try:
+        return read_bytes(file)
+    except FileNotFoundError as error:
+        raise InputError("is missing", str(file), "run the recipe again: cached stages take seconds") from error
 
 
 def _is_number(value: Any) -> bool:

@@ -25,6 +25,8 @@ class Guarantee(Settings):
 
     Attributes:
         unit: whose addition, removal or replacement the guarantee is about.
+        releases: all releases under the root that count the same unit, from these data or others, since the number
+            of those that share a unit with these data would depend on single units.
         mu: sensitivity / sigma of all releases together (Dong, Roth and Su, 2022); None if their noise is of
             several kinds.
     """
@@ -120,7 +122,7 @@ class Guarantee(Settings):
         if self.releases < 2 or self.composed_epsilon is None:
             return ""
         composed = rounded_up(self.composed_epsilon, 4)
-        return f" The {self.releases} releases from these data compose to epsilon {composed}."
+        return f" All {self.releases} releases under the same root compose to at most epsilon {composed}."
 
 
 def rounded_up(value: float, digits: int) -> str:

@@ -154,7 +154,7 @@ def composed_mu(releases: Iterable[Release], adjacency: Adjacency) -> float:
 
 
 def composed_guarantee(single: Guarantee, releases: Sequence[Release]) -> Guarantee:
-    """Add the composition of all releases from the same data to the guarantee of one of them."""
+    """Add the composition of all `stated_releases` to the guarantee of one of them."""
     if not single.safe or single.delta is None:
         return single
     adjacency: Adjacency = "replace" if single.adjacency == "replace" else "add-or-remove"
@@ -188,7 +188,10 @@ class Ledger:
     @classmethod
     def all(cls, root: Location) -> list[Ledger]:
         """Return all ledgers of a root, by name."""
-        folder = root / "ledger"
+        return cls._within(root / "ledger")
+
+    @classmethod
+    def _within(cls, folder: Location) -> list[Ledger]:
         if isinstance(folder, Path):
             return [cls(file) for file in sorted(folder.glob("*.jsonl"))]
         names = [name.rpartition("/")[2] for name in objects_in(folder)]
@@ -263,6 +266,23 @@ class Ledger:
     def all_entries(self) -> list[Entry]:
         """Read all releases from data that share a record or a unit with these, those of this ledger included."""
         return [entry for ledger in self.related() for entry in ledger.entries()]
+
+    def stated_releases(self, unit_column: str | None) -> list[Release]:
+        """Read all releases under the root that a published guarantee composes, whichever data they are from.
+
+        Which ledgers share a record with these data depends on single records: a published number of related
+        releases would tell who is in both data sets. Guarantees for one record compose with those for units, which
+        cover each of their records. Guarantees for a unit compose with others for the same unit only; related data
+        cannot have been released under another one.
+
+        Args:
+            unit_column: of the guarantee, as in `Release`.
+
+        Raises:
+            InputError: if a ledger is damaged or was edited.
+        """
+        releases = [entry.release for ledger in self._within(self.file.parent) for entry in ledger.entries()]
+        return [each for each in releases if unit_column in (None, each.unit_column)]
 
     def spent(self, delta: float, adjacency: Adjacency) -> float:
         """Compute the composed epsilon of `all_entries`, finished or not."""

@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
+from transformers.cache_utils import DynamicLayer
 
 from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
@@ -70,6 +71,7 @@ class Prompts:
         before: token ids of what precedes the records, `after` of what follows them.
         records: token ids.
         rows: of a pass, by the number of a record's tokens.
+        room: for this number of tokens that are appended, memory is allocated once.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Prompts:
         records: Sequence[list[int]],
         after: Sequence[int],
         rows: Mapping[int, int],
+        room: int = 0,
     ) -> None:
-        self._lm, self._allowed = language_model, allowed
+        self._lm, self._allowed, self._room = language_model, allowed, room
         self._head = language_model.head[allowed.ids]
         self._passes = [
             self._read([[*before, *record, *after] for record in part], rows[len(part[0])])
@@ -131,7 +134,45 @@ class Prompts:
         ids[: len(inputs)] = torch.tensor(inputs)
         out = self._lm.model.base_model(input_ids=ids.to(self._lm.device), use_cache=True)
         state = out.last_hidden_state[:, -1].clone()
-        return _Pass(len(inputs), out.past_key_values, state, state)
+        cache = out.past_key_values
+        cache.layers = [
+            _RoomyLayer(layer, self._room) if type(layer) is DynamicLayer else layer for layer in cache.layers
+        ]
+        return _Pass(len(inputs), cache, state, state)
+
+
+class _RoomyLayer(DynamicLayer):
+    """Keys and values of one layer, with room for more tokens.
+
+    A `DynamicLayer` copies all of them for every token, into new memory, and what it frees is too small for the
+    next copy: with many caches the process grows to several times their size.
+    """
+
+    def __init__(self, layer: DynamicLayer, room: int) -> None:
+        vars(self).update(vars(layer))
+        keys, values = layer.keys, layer.values
+        assert keys is not None  # of a pass that was made
+        assert values is not None
+        self._rooms = [
+            torch.cat([each, each.new_zeros(*each.shape[:2], room, each.shape[3])], dim=2)
+            for each in (keys, values)
+        ]
+        self._show(keys.shape[2])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of tokens; return those of all tokens.
+
+        Raises:
+            RuntimeError: if there is no room for them.
+        """
+        begin, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[2]
+        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
+            room[:, :, begin:end] = states
+        return self._show(end)
+
+    def _show(self, tokens: int) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = (room[:, :, :tokens] for room in self._rooms)
+        return self.keys, self.values
 
 
 @dataclass(eq=False)
@@ -223,7 +264,8 @@ def _probabilities(
     records: Int[np.ndarray, "records tokens"],
 ) -> Float[Tensor, "records numbers"]:
     """Compute the probabilities of some tokens at each place of an example, in one pass."""
-    prompts = Prompts(language_model, allowed, before, records.tolist(), after, {records.shape[1]: len(records)})
+    rows = {records.shape[1]: len(records)}
+    prompts = Prompts(language_model, allowed, before, records.tolist(), after, rows, length)
     may_begin = allowed.first_logits(torch.zeros(1, len(allowed.ids)))[0] > -torch.inf
     candidates, parts = may_begin.nonzero()[:CANDIDATES, 0], []
     for _ in range(length):
@@ -308,7 +350,7 @@ def private_examples(
             own = own[np.random.default_rng().random(len(own)) < rate]
             records = [record for row in own if (record := tokens[int(row)])]
             of_length = {count: rows[label, count] for count in {len(record) for record in records}}
-            prompts = Prompts(language_model, allowed, before, records, after, of_length)
+            prompts = Prompts(language_model, allowed, before, records, after, of_length, length)
             mechanism = mechanism_of_part(claim, examples * length)
             written = [
                 _example(language_model, allowed, prompt_cache, prompts, mechanism, length, [seed, label, number])

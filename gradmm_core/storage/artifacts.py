@@ -169,7 +169,10 @@ class Root(BaseModel, frozen=True):
         except (OSError, pa.ArrowException, TypeError, KeyError, ValueError):
             return None
         digest = hashlib.sha256(content).hexdigest()
-        return StageArtifact(stage=stage, path=path, sha256=digest, rows=header.num_rows, figures=figures)
+        # Not validated: that would read the file again, and another run may have replaced it.
+        return StageArtifact.model_construct(
+            stage=stage, path=path, sha256=digest, rows=header.num_rows, figures=figures
+        )
 
     def write_stage(
         self,

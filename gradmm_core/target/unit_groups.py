@@ -130,10 +130,8 @@ def unit_groups(data: LabelledTexts, label: int, rows_per_unit: int) -> list[Gro
     """
     assert data.units is not None
     by_unit: dict[int, list[int]] = {}
-    for row, unit in enumerate(data.units):
-        of_unit = by_unit.setdefault(unit, [])
-        if len(of_unit) < rows_per_unit:
-            of_unit.append(row)
+    for row in data.first_of_units(rows_per_unit):
+        by_unit.setdefault(data.units[row], []).append(row)
     groups: list[Group] = []
     for of_unit in by_unit.values():
         of_class = [row for row in of_unit if data.labels[row] == label]

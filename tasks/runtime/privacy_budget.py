@@ -37,6 +37,7 @@ def privacy_budget(context: RunContext, public_inputs: dict[str, Any]) -> bool:
         BudgetExhausted: if one more release would exceed the budget.
     """
     ledger, release = ledger_of(context), planned_release(context, **public_inputs)
+    ledger.stated_releases(release.unit_column)  # a damaged ledger is found before it is needed
     released_before = any(entry.release.settings_key == release.settings_key for entry in ledger.all_entries())
     certain = not released_before or context.redraw
     if certain:
@@ -96,8 +97,8 @@ def check_charged(context: RunContext, target: StageArtifact) -> None:
 
 
 def composed_guarantee(settings: PrivacySettings, plan: ReleasePlan, context: RunContext) -> Guarantee:
-    """Return the run's guarantee, with the composition of all releases from the same data in the ledger."""
+    """Return the run's guarantee, with the composition of all releases under the root."""
     single = guarantee(settings, plan.mechanism)
     if not single.safe:
         return single
-    return composed(single, [entry.release for entry in ledger_of(context).all_entries()])
+    return composed(single, ledger_of(context).stated_releases(settings.unit_column))

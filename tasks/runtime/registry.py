@@ -20,8 +20,8 @@ RUN_STAGES = {
     "labelling": 3,
     "arm_eval": 7,
     "finetune_eval": 6,
-    "mia_audit": 5,
-    "memorisation": 1,
+    "mia_audit": 6,
+    "memorisation": 2,
 }
 
 #: Stages of studies only.

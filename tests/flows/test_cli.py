@@ -451,6 +451,14 @@ def test_a_damaged_ledger_stops_a_run_before_it_reads_data(recipe_file: Path, tm
         assert "restore it from a backup" in finished.err
 
 
+def test_audit_names_a_package_that_the_sampler_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp", None)
+    discrete = "privacy={epsilon: 1.0, declared_records: 1000, sampler: discrete}"
+    refused = gradmm("audit", "demo", "--set", discrete)
+    assert refused.status == 2
+    assert "privacy.sampler: opendp is not installed; pip install 'gradmm[discrete]'" in refused.err
+
+
 def test_audit_prints_what_it_certifies_and_needs_an_epsilon(recipe_file: Path) -> None:
     finished = gradmm("audit", recipe_file, "--set", "privacy.epsilon=4", "--set", "privacy.delta=1e-5")
     assert finished.status == 0
@@ -544,9 +552,15 @@ def test_publish_refuses_a_card_that_leaves_out_later_releases(recipe_file: Path
     with ledger.charge(entry.release, Budget(epsilon=99, delta=0.001, adjacency="add-or-remove")) as finish:
         finish("ab" * 32)
     (folder,) = (root / "runs").iterdir()
+    copy = tmp_path / "elsewhere" / "runs" / folder.name
+    shutil.copytree(folder, copy)
+    away = gradmm("publish", copy, "--repo", "acme/texts")
+    assert "its card states 1 release, and the ledgers of" in away.err
+    assert "have 0; run its recipe again" in away.err
     refused = gradmm("publish", folder, "--repo", "acme/texts")
-    assert refused.status == 2
-    assert "its card states 1 of the 2 releases from these data; run its recipe again" in refused.err
+    assert refused.status == gradmm("track", folder).status == 2
+    assert refused.err in gradmm("track", folder).err
+    assert f"its card states 1 release, and the ledgers of {root} have 2; run its recipe again" in refused.err
 
 
 @pytest.mark.parametrize(

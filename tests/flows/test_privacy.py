@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -22,20 +24,26 @@ from prefect.client.schemas.objects import State
 
 import gradmm.tasks.runtime.inputs
 import gradmm.tasks.target_gradient
+from gradmm.audits.memorisation import compare_texts
 from gradmm.config.recipe import Recipe
+from gradmm.data.examples import Examples
 from gradmm.errors import BudgetExhausted, InputError
 from gradmm.evaluation import memory_plan
+from gradmm.evaluation.finetune_eval import Finetuning
+from gradmm.evaluation.membership import attack_texts
 from gradmm.filters.label_filter import filter_labels
 from gradmm.filters.rows import kept_texts
 from gradmm.filters.subset_selection import set_losses
 from gradmm.flows.distil import distil
 from gradmm.flows.pipeline import release_target, stage_runs, synthetic_texts
 from gradmm.generation.generation import generate
+from gradmm.outputs.formatting import leaves
 from gradmm.outputs.record import RunRecord, StageRecord
 from gradmm.outputs.release import RELEASE_FILES
 from gradmm.privacy.guarantee import Guarantee
-from gradmm.privacy.ledger import Budget, Entry, Ledger
+from gradmm.privacy.ledger import Budget, Entry, Ledger, budget_of, release_of
 from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.release_plan import release_plan
 from gradmm.storage.artifacts import METADATA_KEY, Root
 from gradmm.storage.location import read_bytes
 from gradmm.target import checkpoint
@@ -182,7 +190,7 @@ def test_a_run_killed_before_publishing_has_spent_its_release(
     record = run_first(recipe, tmp_path)
     assert record.guarantee.releases == 2
     assert 4 < (record.guarantee.composed_epsilon or 0) < 8  # composition is better than addition
-    assert "The 2 releases from these data" in record.guarantee.sentence
+    assert "All 2 releases under the same root" in record.guarantee.sentence
 
 
 def test_a_skipped_ledger_is_caught(
@@ -346,7 +354,7 @@ def test_a_refused_run_counts_no_records(
     with pytest.raises(BudgetExhausted, match="this release would bring"):
         run_first(private_recipe(data={"path": str(other)}), root)
     train.assign(text=changed).to_parquet(other / "train.parquet")
-    assert run_first(private_recipe(data={"path": str(other)}), root).guarantee.releases == 1
+    run_first(private_recipe(data={"path": str(other)}), root)
 
 
 def test_other_data_have_a_budget_of_their_own(
@@ -357,7 +365,7 @@ def test_other_data_have_a_budget_of_their_own(
     train = pd.read_parquet(other / "train.parquet")
     train.assign(text=train["text"] + " elsewhere").to_parquet(other / "train.parquet")
     run_first(private_recipe(), tmp_path / "root")
-    assert run_first(private_recipe(data={"path": str(other)}), tmp_path / "root").guarantee.releases == 1
+    run_first(private_recipe(data={"path": str(other)}), tmp_path / "root")
 
 
 def test_runs_are_judged_by_the_ledgers_delta_and_adjacency(
@@ -552,8 +560,20 @@ def test_a_probe_that_would_be_lost_in_the_noise_is_left_out_of_the_release(
 
 
 def test_a_run_whose_unit_is_a_person_says_so_and_shares_no_ledger_with_others(
-    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path
+    private_recipe: Callable[..., Recipe], tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    members = []
+
+    def attacked(trainer: Finetuning, texts: pd.DataFrame, own: Examples, *others: Any) -> object:
+        members.append(len(own))
+        return attack_texts(trainer, texts, own, *others)
+
+    def compared(texts: pd.DataFrame, own: Sequence[str], *others: Any) -> object:
+        members.append(len(own))
+        return compare_texts(texts, own, *others)
+
+    monkeypatch.setattr("gradmm.evaluation.membership.attack_texts", attacked)
+    monkeypatch.setattr("gradmm.audits.memorisation.compare_texts", compared)
     data = tmp_path / "data"
     shutil.copytree(tiny_data, data)
     train = pd.read_parquet(data / "train.parquet")
@@ -563,6 +583,7 @@ def test_a_run_whose_unit_is_a_person_says_so_and_shares_no_ledger_with_others(
     recipe = private_recipe(units, data={"path": str(data)})
     record = run(recipe, tmp_path / "root")
     assert sum(record.stage("target_gradient").figures["records"].values()) <= 2 * 15  # two classes
+    assert members == [30, 30]  # of 40: those that the target was computed from
     assert record.guarantee.unit == "all records with the same 'person'"
     folder = tmp_path / "root" / "runs" / record.run_id / "release"
     card = " ".join((folder / "README.md").read_text().split())
@@ -699,16 +720,21 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
     monkeypatch: pytest.MonkeyPatch,
     parts: str,
 ) -> None:
-    """With the same noisy target, one record more or less changes not a byte of the release."""
-    space, privacy, generation = SPACE, {}, {}
+    """With the same noisy target, one record more or less changes not a byte of the release.
+
+    Nor does it if a release of other data under the same root has been of this record too.
+    """
+    space, privacy, generation = SPACE, {"budget_epsilon": 99.0}, {}
     if parts == "class sums alone":
         space = SPACE | {"probe_covariance": "public"}
     if parts == "token rates":  # which tilt the words
-        space, privacy, generation = SPACE | WITH_TOKENS, ENOUGH_FOR_TOKENS, {"method": "written"}
+        space, privacy, generation = SPACE | WITH_TOKENS, privacy | ENOUGH_FOR_TOKENS, {"method": "written"}
     neighbour = tmp_path / "neighbour"
     shutil.copytree(tiny_data, neighbour)
     train = pd.read_parquet(neighbour / "train.parquet")
-    train.iloc[1:].to_parquet(neighbour / "train.parquet")
+    removed, kept = train["text"].iloc[0], train.iloc[1:]
+    assert removed not in set(kept["text"])
+    kept.to_parquet(neighbour / "train.parquet")
 
     ours = TargetSums.release
 
@@ -733,7 +759,15 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
     published = []
     for name, data in {"one": tiny_data, "other": neighbour}.items():
         changes = {"data": {"path": str(data)}, "target_gradient": space, "generation": generation}
-        record = run(private_recipe(privacy, **changes), tmp_path / name)
+        recipe = private_recipe(privacy, **changes)
+        others, plan = Ledger.of(tmp_path / name, "others"), release_plan(recipe)
+        assert plan.mechanism is not None
+        others.count_records([removed])
+        budget = budget_of(recipe.privacy, plan.mechanism)
+        with others.charge(release_of("others", plan.mechanism, plan.target), budget) as finish:
+            finish("ab" * 32)
+        record = run(recipe, tmp_path / name)
+        assert len(Ledger.of(tmp_path / name, recipe.ledger).all_entries()) == 2 - (name == "other")
         assert record.stage("target_gradient").figures["records"]["0"] == 20 - (name == "other")
         released = {"gradient", "class_sum", "second_moment"}
         released -= {"second_moment"} if parts == "class sums alone" else set()
@@ -742,6 +776,7 @@ def test_everything_that_is_released_of_two_neighbouring_data_sets_differs_throu
         published.append(snapshot(tmp_path / name, f"runs/{record.run_id}/release/**/*"))
     assert set(published[0]) == RELEASE_FILES
     assert published[0] == published[1]
+    assert json.loads(published[0]["privacy.json"])["releases"] == 2
 
 
 def test_private_records_reach_the_stages_that_are_named_here_and_no_others(
@@ -810,12 +845,28 @@ def test_figures_of_private_data_are_in_the_private_part_only(
 ) -> None:
     record = run(private_recipe(), tmp_path)
     folder = tmp_path / "runs" / record.run_id
-    cosine = record.stage("target_gradient").figures["cosine"]["0"]
-    assert str(cosine) in (folder / "run.json").read_text()
-    published = json.loads((folder / "release" / "privacy.json").read_text())
-    assert published["releases"] == 1
-    for file in (folder / "release").rglob("*"):
-        assert file.is_dir() or str(cosine).encode() not in file.read_bytes()
+    private_stages = ("target_gradient", "finetune_eval", "mia_audit", "memorisation")
+    figures = {
+        f"{stage}.{name}": value
+        for stage in private_stages
+        for name, value in leaves(record.stage(stage).figures)
+        # Others, such as 0.5, can be equal by chance.
+        if isinstance(value, float) and math.isfinite(value) and value != round(value, 4)
+    }
+    assert {name.partition(".")[0] for name in figures} >= {*private_stages} - {"finetune_eval"}
+    own = (folder / "run.json").read_text()
+    for name, value in figures.items():
+        assert str(value) in own, name
+    files = [file for file in (folder / "release").rglob("*") if file.is_file()]
+    assert {file.relative_to(folder / "release").as_posix() for file in files} == RELEASE_FILES
+    for file in files:
+        if file.suffix == ".parquet":
+            numbers = pd.read_parquet(file).select_dtypes("number").to_numpy(dtype=float).ravel()
+            close = {name for name, value in figures.items() if np.isclose(numbers, value, rtol=1e-9).any()}
+        else:
+            text = file.read_text()
+            close = {name for name, value in figures.items() if f"{value:.5g}" in text or str(value) in text}
+        assert not close, file.name
 
 
 def snapshot(root: Path, pattern: str) -> dict[str, bytes]:

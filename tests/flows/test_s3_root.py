@@ -331,12 +331,15 @@ def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_block_has_the_credentials(block: str) -> None:
+def test_a_block_has_the_credentials(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="cannot be used"):
         Root(path=location("s3://by-block/team")).prepare()
     s3fs.S3FileSystem.clear_instance_cache()
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE"):  # of somebody else
+        monkeypatch.setenv(name, "other")
     use_aws_credentials(block)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "test"
+    assert not {"AWS_SESSION_TOKEN", "AWS_PROFILE"} & set(os.environ)
     new_bucket("by-block")
     Root(path=location("s3://by-block/team")).prepare()
     with pytest.raises(InputError, match=r"--aws-credentials other: the Prefect server has no block of this name"):

@@ -170,3 +170,11 @@ def test_the_score_of_a_text_against_itself_decides() -> None:
 def test_few_rows_are_refused_in_a_line(tiny: LanguageModel) -> None:
     with pytest.raises(InputError, match=rf"19 rows of two words and more .* {MIN_ROWS} and more"):
         contamination(tiny, ["two words"] * 30, [*["two words"] * 19, "one"], None)
+
+
+def test_rows_that_are_too_few_for_two_halves_are_compared_without_a_planted_copy(
+    tiny: LanguageModel, sentences: list[str]
+) -> None:
+    found = contamination(tiny, sentences[: 2 * MIN_ROWS - 1], sentences[120:], partial(trainable, tiny))
+    assert {each.read for each in found.comparisons} == {2 * MIN_ROWS - 1}
+    assert found.planted == ()

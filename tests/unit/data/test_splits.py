@@ -559,13 +559,23 @@ def test_an_empty_text_of_another_label_is_dropped_with_it(folder: Path) -> None
     assert rows_of(load(folder, drop_other_labels=True).train) == ROWS
 
 
-def test_min_words_filters_train_only(folder: Path) -> None:
+def test_min_words_filters_train_and_validation_but_not_test(folder: Path) -> None:
     short = [("two words", 0), ("now three words", 0), ("and\u00a0here four words", 1), ("", 1)]
     write_parquet(table_of(short), folder / "train")
-    write_parquet(table_of(short[:3]), folder / "test")
+    for split in ("validation", "test"):
+        write_parquet(table_of(short[:3]), folder / split)
     splits = load(folder, min_words=3)
-    assert rows_of(splits.train) == short[1:3]
+    assert rows_of(splits.train) == rows_of(splits.validation) == short[1:3]
     assert rows_of(splits.test) == short[:3]
+
+
+def test_rows_used_are_the_first_of_each_unit() -> None:
+    data = LabelledTexts.of("abcdef", [0, 1] * 3, units=["ann", "bob", "ann", "ann", "bob", "eve"])
+    assert data.used(None) is data
+    assert data.used(2) == LabelledTexts(
+        ("a", "b", "c", "e", "f"), (0, 1, 0, 0, 1), (0, 1, 0, 1, 2), data.unit_names
+    )
+    assert data.used(9).texts == data.texts
 
 
 def test_min_words_does_not_excuse_empty_texts_elsewhere(folder: Path) -> None:
@@ -755,11 +765,13 @@ def test_too_many_units_to_hold_out_are_refused(folder: Path) -> None:
         of_people(folder, ROWS, PEOPLE, validation_split=None, validation_rows=7)
 
 
-def test_held_out_rows_are_not_filtered(folder: Path) -> None:
+def test_rows_held_out_for_validation_are_filtered_by_words_only(folder: Path) -> None:
     rows = [("word", i % 2) for i in range(20)] + ROWS
     write_parquet(table_of(rows), folder / "train")
     splits = load(folder, validation_split=None, validation_rows=30, min_words=2, max_per_class=3)
-    assert len(splits.validation) == 30
+    unfiltered = load(folder, validation_split=None, validation_rows=30)
+    assert list(splits.validation.texts) == [text for text in unfiltered.validation.texts if text != "word"]
+    assert 6 < len(splits.validation) < 30
     assert "word" not in splits.train.texts
     assert len(splits.train) == 6
 

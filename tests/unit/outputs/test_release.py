@@ -408,7 +408,7 @@ def test_card_gives_every_term_of_the_guarantee(
             "50% of C squared for a probe",
         ),
         ("noise sampler", "floating-point"),
-        ("releases from these data", "1"),
+        ("releases under the same root, from these data or others", "1"),
         ("composed epsilon of all releases", "0.05"),
         ("accountant", promise.accountant),
         ("noise calibration", "analytic"),

@@ -103,6 +103,14 @@ def test_private_figures_and_files_are_logged_if_asked_for(store: Any, tmp_path:
     assert files["private/report.html"] == (folder / "report.html").read_bytes()
 
 
+def test_a_private_report_that_was_removed_is_asked_for_in_a_line(store: Any, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "a-run")
+    (folder / "report.html").unlink()
+    assert str(refusal(folder, figures=FIGURES)).endswith(
+        "report.html: is missing; run the recipe again: cached stages take seconds"
+    )
+
+
 @pytest.mark.parametrize("uri", [ELSEWHERE, "databricks", "postgresql://127.0.0.1/mlflow"])
 @pytest.mark.parametrize("privacy", [{}, NO_NOISE])
 def test_private_figures_stay_on_this_machine(

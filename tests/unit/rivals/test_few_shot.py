@@ -65,7 +65,7 @@ def prompts_of(language_model: LanguageModel, texts: list[str]) -> Prompts:
     before, after = (language_model.encode(part) for part in (INSTRUCTIONS[1], "\n"))
     records = [language_model.encode(text) for text in texts]
     rows = dict.fromkeys(map(len, records), 4)  # more than one pass for records of the same length
-    return Prompts(language_model, allowed, [*language_model.prefix_ids, *before], records, after, rows)
+    return Prompts(language_model, allowed, [*language_model.prefix_ids, *before], records, after, rows, room=8)
 
 
 def slow_probabilities(language_model: LanguageModel, text: str, written: list[int]) -> torch.Tensor:
@@ -145,6 +145,22 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
 
     monkeypatch.setattr(Prompts, "probabilities", by_row)
     assert set(prompt_rows(*asked).values()) == {1}
+
+
+@torch.no_grad()
+def test_tokens_are_appended_in_the_memory_that_was_allocated(model: LanguageModel) -> None:
+    prompts = prompts_of(model, list(GOOD))
+    layers = [layer for each in prompts._passes for layer in each.cache.layers]
+    began = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in layers]
+    for _ in range(2):
+        for token in (9, 12, 40):
+            prompts.append(token)
+        assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in layers] == began
+        prompts.begin_again()
+    for _ in range(8):
+        prompts.append(9)
+    with pytest.raises(RuntimeError):
+        prompts.append(9)
 
 
 @torch.no_grad()
@@ -300,11 +316,12 @@ def test_rows_without_a_record_take_no_more_memory_than_the_records_may(
     allowed = allowed_tokens(phi, "english")
     before, after = (phi.encode(part) for part in (INSTRUCTIONS[1], "\n"))
     records = [phi.encode(text)[: template.max_text_tokens] for text in texts]
-    prompts = Prompts(phi, allowed, before, records, after, {count: rows[1, count] for _, count in rows})
+    prompts = Prompts(phi, allowed, before, records, after, {count: rows[1, count] for _, count in rows}, 7)
     for _ in range(TOKENS[1]):
         prompts.append(9)
     numbers = [n for each in prompts._passes for layer in each.cache.layers for n in (layer.keys, layer.values)]
     assert sum(each.nbytes for each in numbers) <= 2**25
+    assert sum(each.untyped_storage().nbytes() for each in numbers) <= 2**25
 
 
 @torch.no_grad()

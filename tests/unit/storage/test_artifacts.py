@@ -125,6 +125,22 @@ def test_a_reference_to_an_object_survives_json_but_not_its_loss_or_damage(remot
     assert remote.find_stage("finetune_eval", "k1") is None
 
 
+def test_an_output_that_another_run_replaces_is_found_as_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root(path=tmp_path)
+    artifact, content = written(root), []
+
+    def replaced(file: Path) -> bytes:
+        content.append(file.read_bytes())
+        file.unlink()
+        return content[-1]
+
+    monkeypatch.setattr("gradmm.storage.artifacts.read_bytes", replaced)
+    assert root.find_stage("finetune_eval", "k1") == artifact
+    assert len(content) == 1
+
+
 def test_a_file_that_cannot_be_read_is_an_error_not_a_cache_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
