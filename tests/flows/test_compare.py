@@ -30,7 +30,9 @@ from gradmm.flows.studies.flows import compare
 from gradmm.flows.studies.study import Variant
 from gradmm.outputs.record import StageRecord
 from gradmm.privacy.ledger import Ledger, composed_epsilon
+from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.rivals.class_shares import with_class_shares
+from gradmm.rivals.private_evolution import noisy_votes
 from gradmm.rivals.releases import read_records
 from gradmm.storage.artifacts import Root
 from gradmm.studies.arms import ARMS, PRODUCT
@@ -352,8 +354,16 @@ def rival_recipe(recipe: Recipe) -> Recipe:
     return validate_recipe(values, "test")
 
 
-def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe: Recipe, tmp_path: Path) -> None:
-    recipe = rival_recipe
+def test_a_rival_is_charged_for_its_own_releases_and_released_once(
+    rival_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, drawn = rival_recipe, []
+
+    def noisy(votes: dict[int, np.ndarray], mechanism: GaussianMechanism | None) -> dict[int, np.ndarray]:
+        drawn.append(None if mechanism is None else mechanism.sigma)
+        return noisy_votes(votes, mechanism)
+
+    monkeypatch.setattr("gradmm.rivals.private_evolution.noisy_votes", noisy)
     names = [f"private-evolution-10{labels}, epsilon 1" for labels in ("", ", soft labels")]
     for _ in range(2):
         record = compare(recipe, tmp_path, (4,), ("before", "private-evolution-10"), (1.0,))
@@ -362,6 +372,7 @@ def test_a_rival_is_charged_for_its_own_releases_and_released_once(rival_recipe:
         votes = [release for release in releases if release.space == "votes for texts"]
         assert len(votes) == 10
         assert len(releases) == 11
+        assert drawn == pytest.approx([release.sigma for release in votes])  # as much noise as the ledger counts
         assert composed_epsilon(votes, 1e-5, "add-or-remove") == pytest.approx(1.0, rel=1e-6)
     assert executed(record) == {"mechanism_audit": 1}
     table = record.table.read().set_index("arm")
