@@ -5,11 +5,14 @@ from __future__ import annotations
 from gradmm.config.settings import TargetGradientSettings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
+from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import read_model
-from gradmm.tasks.runtime.stage_task import Outcome, RunContext, stage_task
+from gradmm.tasks.runtime.stage_task import Publication, RunContext, stage_task
+
+STAGE = "target_space"
 
 
-@stage_task("target_space")
+@stage_task(STAGE)
 def target_space(
     context: RunContext,
     model: ModelReference,
@@ -17,15 +20,24 @@ def target_space(
     instructions: dict[int, str],
     settings: TargetGradientSettings,
     clipping_norm: float,
-) -> Outcome:
+    publication: Publication,
+) -> StageArtifact:
     """Compute basis, centres and the probe's features; the figures are statistics of public text.
+
+    A space that was made before is taken even if Prefect does not remember it, or by another path: on another
+    processor a new one would have other bits, and a private target in it would be another release.
 
     Args:
         settings: with a number for `probe_dimensions`.
         clipping_norm: of the gradient part of a record's vector.
     """
+    made = publication.found_intact()
+    if made is not None and STAGE not in context.force:
+        return made
     # Imported here: see tasks/runtime/stage_task.py.
     from gradmm.target.target_space import space_of_public_text
 
     language_model, template = read_model(context, model, prompt_template)
-    return space_of_public_text(language_model, template, instructions, settings, clipping_norm)
+    return publication.publish(
+        *space_of_public_text(language_model, template, instructions, settings, clipping_norm)
+    )

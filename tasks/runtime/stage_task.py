@@ -28,7 +28,7 @@ from gradmm.config.settings import DataSettings, Settings
 from gradmm.lm.model_reference import ModelReference
 from gradmm.privacy.ledger import Budget
 from gradmm.storage.artifacts import Root, StageArtifact
-from gradmm.storage.location import Location
+from gradmm.storage.location import Location, read_bytes
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.registry import STAGE_VERSIONS
 
@@ -90,6 +90,15 @@ class Publication:
     def found(self) -> StageArtifact | None:
         """Return the result of an earlier run if it exists, even if Prefect has no record of it."""
         return self.root.find_stage(self.stage, self.key)
+
+    def found_intact(self) -> StageArtifact | None:
+        """Find the stage's Parquet as `found` does, unless Prefect remembers it with another digest."""
+        made = self.found()
+        try:
+            remembered = read_bytes(self.root.results / self.stage / self.key)
+        except (FileNotFoundError, NotADirectoryError):
+            return made
+        return made if made is not None and made.sha256.encode() in remembered else None
 
     @property
     def unfinished(self) -> Location:

@@ -124,6 +124,37 @@ def releases(recipe: Recipe, root: Path) -> list[Entry]:
     return Ledger.of(root, recipe.ledger).entries()
 
 
+@pytest.mark.parametrize("accident", ["forgotten", "moved"])
+def test_a_space_that_prefect_does_not_remember_is_not_made_again(
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accident: str
+) -> None:
+    """In other bits, as on another processor, it would ask for another release."""
+    recipe, before, root = private_recipe(), tmp_path / "before", tmp_path / "root"
+    first = run_first(recipe, before)
+    before.rename(root)
+    if accident == "forgotten":
+        for stage in ("target_space", "target_gradient"):
+            shutil.rmtree(root / "results" / stage)
+    monkeypatch.setattr(
+        "gradmm.target.target_space.space_of_public_text", lambda *_: pytest.fail("another space is made")
+    )
+    again = run_first(recipe, root)
+    for stage in ("target_space", "target_gradient"):
+        assert again.stage(stage).sha256 == first.stage(stage).sha256
+    assert len(releases(recipe, root)) == 1
+
+
+def test_a_damaged_space_is_made_again(private_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    first = run_first(private_recipe(), tmp_path)
+    (file,) = (tmp_path / "stages" / "target_space").iterdir()
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    again = run_first(private_recipe(), tmp_path)
+    assert again.stage("target_gradient").sha256 == first.stage("target_gradient").sha256
+    assert file.read_bytes() == content
+
+
 def test_a_private_run_is_charged_once_however_often_it_is_resumed_or_retuned(
     private_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
