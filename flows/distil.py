@@ -73,7 +73,8 @@ def distil(
 
     Args:
         root: Folder, or URL in an object store, that holds stages and runs. Absolute in a run of a deployment.
-        force: Stages to run again even if cached. Drawing a noisy target again counts as another release.
+        force: Stages to run again even if cached. A charged noisy target cannot be forced; privacy.redraw draws
+            one in every run.
     """
     end_with_server()
     shorten_refusals()

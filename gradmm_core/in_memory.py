@@ -136,9 +136,11 @@ def target_gradient(
     """Compute each class's sum of clipped gradients, with noise if the recipe sets `privacy.epsilon`.
 
     A record's gradient g is that of the loss of its class's verbaliser after the text, with respect to the output
-    head (GRADMM; Nguyen et al., ICML 2025, eq. 6-8), mapped to the target space. The target of a class is the sum
-    of min(1, C / |g|) g over its records, plus noise of standard deviation `target.plan.mechanism.sigma` in each
-    coordinate. C is the share of `privacy.clipping_norm` that `target.plan.norms.gradient` gives.
+    head (GRADMM; Nguyen et al., ICML 2025, eq. 6-8), mapped to the target space, less the mean gradient of the
+    class's public text if `target_gradient.centred`. The target of a class is the sum of min(1, C / |g|) g over
+    its records, plus noise of standard deviation `target.plan.mechanism.sigma` in each coordinate. C is the share
+    of `privacy.clipping_norm` that `target.plan.norms.gradient` gives. With `privacy.unit_column` the sum is over
+    units, whose g is the mean over their records.
 
     With noise, the mechanism is audited first, as in every run. The release is then charged, whether or not the
     same target was released before. By default the budget has room for one release: see `privacy.budget_epsilon`.

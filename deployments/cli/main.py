@@ -414,7 +414,7 @@ def serve(
         recipes: Recipes to serve. Default: all that come with gradmm.
         folder: Serve the recipes of this folder too.
         cron: Schedule of every recipe, in UTC: '0 6 * * *'.
-        limit: Concurrent runs.
+        limit: Concurrent runs of all recipes together; each recipe has one at most.
         port: Port of the local server. Default: 4200.
         aws_credentials: Block of the Prefect server, of the type AWS Credentials, for a root on S3. Default: AWS's
             environment variables.

@@ -55,7 +55,7 @@ class Changes:
     """Changes to a recipe.
 
     Args:
-        preset: Settings to merge before any --set: a name from `gradmm recipes`, or a YAML file.
+        preset: Preset to apply before any --set: a name from `gradmm recipes`, or a YAML file.
         overrides: Change one setting of the recipe. Repeatable.
     """
 

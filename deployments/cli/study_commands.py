@@ -75,7 +75,8 @@ def compare(
 
     Args:
         sizes: Texts in all. Default: those of 5 10 20 50 100 that the recipe can fill, and all of its texts.
-        arms: Baselines; with --epsilon also rivals:
+        arms: Baselines: before, 'calibrated model', zero-shot, few-shot, 'soft zero-shot', rerank, herding,
+            k-center, random, real-100, real-1k, 'all rows', gradmm; with --epsilon also rivals:
             private-evolution, private-evolution-10, epsvec, epsvec-2, dp-few-shot, dp-adapters.
             Default: all baselines.
         epsilon: Compare releases with these epsilons too. Each one spends privacy budget.

@@ -182,7 +182,8 @@ class PrivacySettings(Settings):
     unit_column: str | None = Field(
         default=None,
         description="Column that names the person (or other unit) of each row of train. The guarantee is then per "
-        "unit, and declared_records and data.validation_rows count units. Default: each row is a unit.",
+        "unit, and declared_records, data.validation_rows and data.test_rows count units. Default: each row is a "
+        "unit.",
     )
     rows_per_unit: Count = Field(
         default=10, description="Largest number of a unit's rows that are used: the first ones."
