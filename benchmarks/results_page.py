@@ -42,7 +42,9 @@ RIVAL_STUDIES = (
     "emotions-six-adapters",
     "emotions-six-rivals-epsilon-0.05",
     "imdb-rivals",
+    "imdb-few-shot",
     "imdb-rivals-epsilon-0.05",
+    "imdb-few-shot-epsilon-0.05",
 )
 STUDIES = (
     "largest-class",
