@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,13 @@ class Low(nn.Module):
 
 
 def test_training_is_adam_with_warmup_linear_decay_and_clipping_on_the_factors(
-    tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate, tmp_path: Path
+    tokenizer: PreTrainedTokenizerFast,
+    prompt_template: PromptTemplate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The plain loop: weights parametrised, rows one by one, unfused Adam, a manually set learning rate."""
+    monkeypatch.setattr("gradmm.evaluation.finetune_eval.reduced_precision_products", nullcontext)
     reference, plain = saved(tokenizer, tmp_path, "phi")
     template = tokenise_template(plain, prompt_template)
     settings = FinetuneEvalSettings(batch_size=5, lora_rank=RANK)

@@ -304,7 +304,8 @@ def test_a_record_without_tokens_counts_as_zero(
         for chosen in (("", *SHORT), SHORT)
     )
     assert (with_.ignored, without.ignored) == (1, 0)
-    assert moved(with_, without) == 0.0
+    # Not 0: a batch of other records is another product, which some processors round otherwise.
+    assert moved(with_, without) < 1e-13
 
 
 @pytest.mark.parametrize("with_probe", [False, True])
