@@ -116,7 +116,7 @@ def run_recipe(recipe: Recipe, root_path: Location, force: Sequence[str]) -> Run
         "texts": texts,
         "members": target_context.data.train,
         "non_members": target_context.data.validation,
-        "rows_per_unit": None if recipe.privacy.unit_column is None else recipe.privacy.rows_per_unit,
+        "rows_per_unit": recipe.privacy.max_rows_per_unit,
         "seed": recipe.seed,
     }
     mechanism = runs.plan.mechanism

@@ -192,6 +192,7 @@ def target_gradient(
     if ledger is not None and plan.mechanism is not None:
         release = _release_of(language_model, recipe, plan, plan.mechanism, records)
         ledger.check(budget_of(recipe.privacy, plan.mechanism), release)  # fail early; `charge` checks again
+        ledger.stated_releases(recipe.privacy.unit_column)  # a damaged ledger is found before the charge
     template = _template(language_model, recipe)
     space = None
     if plan.target.uses_public_text:
@@ -213,7 +214,7 @@ def target_gradient(
         plan.clipping_norm,
         plan.mechanism,
         where,
-        rows_per_unit=None if recipe.privacy.unit_column is None else recipe.privacy.rows_per_unit,
+        rows_per_unit=recipe.privacy.max_rows_per_unit,
     )
     stated = guarantee(recipe.privacy, plan.mechanism)
     if ledger is not None and release is not None and plan.mechanism is not None:

@@ -250,7 +250,7 @@ def audit(
             them before. Reads private data, and releases nothing.
     """
     from gradmm.audits.mechanism_audit import mechanism_audit
-    from gradmm.config.extras import check_installed
+    from gradmm.config.extras import check_sampler
     from gradmm.deployments.cli.summary import print_audit
     from gradmm.privacy.release_plan import release_plan
 
@@ -263,8 +263,7 @@ def audit(
     plan = release_plan(loaded)
     if plan.mechanism is None:
         raise InputError("the recipe has no epsilon to audit", "privacy.epsilon", "--set privacy.epsilon=1")
-    if loaded.privacy.sampler == "discrete":
-        check_installed("opendp", "discrete", "privacy.sampler")
+    check_sampler(loaded.privacy)
     result = mechanism_audit(plan.mechanism, plan.norms, loaded.mechanism_audit, loaded.seed)
     print_audit(result, plan.mechanism)
     return EXIT_OK if result.passes else EXIT_BUG

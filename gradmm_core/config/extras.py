@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from gradmm.config.recipe import Recipe
-from gradmm.config.settings import DEVICE_MAPS
+from gradmm.config.settings import DEVICE_MAPS, PrivacySettings
 from gradmm.errors import InputError
 
 
@@ -17,12 +17,17 @@ def check_extras(recipe: Recipe) -> None:
     Raises:
         InputError: for the first that is missing.
     """
-    if recipe.privacy.sampler == "discrete":
-        check_installed("opendp", "discrete", "privacy.sampler")
+    check_sampler(recipe.privacy)
     if recipe.finetune_eval.lora_rank is not None:
         check_installed("peft", "lora", "finetune_eval.lora_rank")
     if recipe.model.device in DEVICE_MAPS:
         check_installed("accelerate", "lora", "model.device")
+
+
+def check_sampler(settings: PrivacySettings) -> None:
+    """Raise an InputError if the package is missing that draws the noise."""
+    if settings.sampler == "discrete":
+        check_installed("opendp", "discrete", "privacy.sampler")
 
 
 def check_installed(package: str, extra: str, where: str) -> None:

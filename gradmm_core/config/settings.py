@@ -205,6 +205,11 @@ class PrivacySettings(Settings):
     unsafe_noise_seed: int | None = Field(default=None, description="For tests only: voids the guarantee.")
 
     @property
+    def max_rows_per_unit(self) -> int | None:
+        """Return `rows_per_unit`; None if each row is a unit."""
+        return None if self.unit_column is None else self.rows_per_unit
+
+    @property
     def resolved_delta(self) -> float | None:
         """Return delta, or N ** -1.1 for the declared number of records N; None if neither is set."""
         if self.delta is not None or self.declared_records is None:

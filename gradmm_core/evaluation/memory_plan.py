@@ -306,7 +306,7 @@ def _available_bytes(device: torch.device) -> int:
 
 
 def machine_bytes(device: torch.device) -> int:
-    """Return the memory of the machine or of its container, or of the GPU, whatever of it is in use."""
+    """Return the total memory of the machine or of its container, or of the GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return _within_container(psutil.virtual_memory().total)

@@ -190,9 +190,8 @@ def _gap_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
 
 
 def _recovered(row: Row) -> str:
-    return (
-        "" if pd.isna(row["gap_recovered"]) else f"{round(row['gap_recovered'], 2) + 0:.0%}"
-    )  # + 0 turns -0.0 into 0.0
+    share = row["gap_recovered"]
+    return "" if pd.isna(share) else f"{round(share, 2) + 0:.0%}"  # + 0 turns -0.0 into 0.0
 
 
 def _lead_tables(at_sizes: pd.DataFrame, alone: pd.DataFrame, by: str) -> list[str]:

@@ -65,7 +65,7 @@ def _check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
     records = recipe.privacy.declared_records
     if recipe.privacy.epsilon is None or recipe.privacy.sampler == "discrete" or records is None:
         return
-    rows = 1 if recipe.privacy.unit_column is None else recipe.privacy.rows_per_unit
+    rows = recipe.privacy.max_rows_per_unit or 1
     most = MAX_TERMS // (records * rows * max(map(len, template.responses.values())))
     if recipe.target_gradient.batch_size > most:
         fix = f"set at most {most}, or privacy.sampler=discrete" if most else "set privacy.sampler=discrete"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STAGE = "private_examples"
 
-#: The keys and values of one class's records have this share of the memory.
+#: Share of the memory for the keys and values of one class's records.
 CACHE_SHARE = 0.5
 
 
@@ -70,8 +70,9 @@ def private_examples(
     def read() -> Private:
         language_model, template = read_model(context, model, prompt_template)
         few_shot.check_room(language_model, template, instructions, text_tokens, examples)
-        data, room = read_split(context, train), _cache_bytes(language_model)
-        return language_model, template, data, few_shot.prompt_rows(language_model, template, data, *writing, room)
+        data, cache_bytes = read_split(context, train), _cache_bytes(language_model)
+        rows = few_shot.prompt_rows(language_model, template, data, *writing, cache_bytes)
+        return language_model, template, data, rows
 
     def publish(private: Private) -> StageArtifact:
         to_write = *private, *writing, _cache_bytes(private[0])
@@ -82,7 +83,7 @@ def private_examples(
 
 
 def _cache_bytes(language_model: LanguageModel) -> int:
-    # Of all the memory, used or not: what is free could depend on the records.
     from gradmm.evaluation.memory_plan import machine_bytes
 
+    # Total memory, because free memory could depend on the records.
     return int(CACHE_SHARE * machine_bytes(language_model.device))

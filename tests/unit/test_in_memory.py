@@ -151,6 +151,21 @@ def test_a_release_that_fails_is_charged(
     assert [entry.sha256 for entry in ledger.entries()] == [None]
 
 
+def test_nothing_is_charged_while_another_ledger_of_the_root_is_damaged(
+    recipe: Callable[..., gradmm.Recipe],
+    language_model: LanguageModel,
+    records: gradmm.LabelledTexts,
+    ledger: gradmm.Ledger,
+) -> None:
+    """The guarantee states the releases of all ledgers, and could not be stated after the charge."""
+    other = ledger.file.with_name("other.jsonl")
+    other.parent.mkdir(parents=True)
+    other.write_text("{}\n")
+    with pytest.raises(gradmm.InputError, match=r"other\.jsonl: line 1 or one before it is damaged"):
+        gradmm.target_gradient(language_model, recipe(), records, ledger=ledger)
+    assert ledger.entries() == []
+
+
 def test_a_mechanism_that_fails_its_audit_releases_nothing(
     recipe: Callable[..., gradmm.Recipe],
     language_model: LanguageModel,

@@ -174,7 +174,7 @@ def test_probabilities_that_are_not_finite_are_left_out(model: LanguageModel) ->
 
 @torch.no_grad()
 def test_a_vector_longer_than_one_is_clipped(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the cause: the guarantee takes no softmax for granted."""
+    """The bound on a record's norm must not depend on the softmax being correct."""
     prompts = prompts_of(model, list(GOOD))
     monkeypatch.setattr(torch.Tensor, "softmax", lambda logits, dim: 3 * torch.ones_like(logits))
     vectors = torch.cat([*prompts.probabilities(every_second(model))])
