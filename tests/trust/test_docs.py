@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import re
+import runpy
 import shlex
 import tomllib
 from collections.abc import Iterator
@@ -262,7 +263,7 @@ def test_planned_studies_have_names_of_their_own_and_commands_and_settings_that_
 @every_page
 def test_scripts_benchmarks_and_modules_exist_or_the_page_says_that_they_were_removed(page: Path) -> None:
     text = page.read_text()
-    for script in re.findall(r"\bscripts/(\w+)", text):
+    for script in re.findall(r"\bscripts/([\w.]*\w)", text):
         assert (ROOT / "scripts" / script).is_file(), script
     for name in re.findall(r"\bbenchmarks\.(\w+)", text):
         assert (ROOT / "benchmarks" / f"{name}.py").is_file() or "removed since" in text.lower(), name
@@ -291,6 +292,14 @@ def test_settings_exist(page: Path) -> None:
     named = re.findall(rf"(?:`|--set '?)((?:{blocks})\.[a-z_.]+[a-z_])", page.read_text())
     endings = (".csv", ".json", ".md", ".py")
     assert [name for name in named if not name.endswith(endings) and not setting_exists(name)] == []
+
+
+def test_the_page_of_settings_is_of_the_code_and_says_what_each_is_for() -> None:
+    written = runpy.run_path(str(ROOT / "scripts" / "settings_page.py"))["page"]()
+    assert (DOCS / "guide" / "settings.md").read_text() == written
+    rows = re.findall(r"^\| `(.*?)` \| (.*) \| (.*) \| (.*) \|$", written, re.MULTILINE)
+    assert len({name for name, *_ in rows}) == len(rows) > 100
+    assert all(all(cells) for cells in rows)
 
 
 def test_the_recipe_in_the_guide_is_a_recipe(tmp_path: Path) -> None:
