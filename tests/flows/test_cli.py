@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ from gradmm.config.settings import MechanismAuditSettings
 from gradmm.deployments.cli.main import main
 from gradmm.deployments.cli.study_commands import StudyOptions
 from gradmm.flows.runtime.stopping import stopped_by_signals
+from gradmm.generation import endpoint
 from gradmm.generation.generation import generate
 from gradmm.lm.model_reference import ModelReference
 from gradmm.outputs.record import RunRecord
@@ -155,6 +157,23 @@ def test_nan_weights(recipe_file: Path, tiny_model: ModelReference, tmp_path: Pa
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     line = refused(recipe_file, "--set", f"model.name={broken}", "--root", str(tmp_path / "root"))
     assert "has NaN or infinite weights in" in line
+
+
+def test_a_server_that_cannot_be_reached_is_told_in_one_line(
+    recipe_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "RETRY", endpoint.RETRY.new(backoff_factor=0.0))
+    settings = ["--set", "generation.endpoint={url: 'http://127.0.0.1:9/v1', model: served}"]
+    settings += ["--set", "generation.method=written", "--set", "generation.whole_sentences=false"]
+    log = logging.getLogger("urllib3")
+    log.setLevel(logging.NOTSET)
+    log.addHandler(caplog.handler)  # Prefect takes that of the root logger away
+    try:
+        line = refused(recipe_file, *settings)
+    finally:
+        log.removeHandler(caplog.handler)
+    assert line.startswith("generation.endpoint.url: http://127.0.0.1:9/v1 cannot be reached")
+    assert [record.name for record in caplog.records if record.name.startswith("urllib3")] == []
 
 
 def test_unwritable_root(recipe_file: Path, tmp_path: Path) -> None:
