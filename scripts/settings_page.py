@@ -17,14 +17,14 @@ from gradmm.config.settings import Settings
 
 HEAD = """# Settings
 
-Every setting of a recipe, from `gradmm_core/config/settings.py`: `scripts/settings_page.py` writes this page,
-and a test holds it to the code. [recipes.md](recipes.md) explains how they are used, and
-`gradmm recipes --show RECIPE` prints those of a recipe. A block is a key of the recipe, and with `--set` a
-setting has its full name, as in `--set generation.admm.rho=0.1`. What a recipe leaves out has its default. Names
-with [] are of every entry of a list.
+All settings of a recipe. `scripts/settings_page.py` generates this page from `gradmm_core/config/settings.py`,
+and a test checks that it is up to date. [recipes.md](recipes.md) explains how to use them, and
+`gradmm recipes --show RECIPE` prints the values in a recipe. Each section below is a block of the recipe; `--set`
+takes the full name of a setting, as in `--set generation.admm.rho=0.1`. A setting that a recipe omits keeps its
+default. `[]` marks a list, whose entries each have the settings shown.
 """
 
-#: What pydantic's JSON schema calls a type.
+#: Types in a JSON schema, and how the page names them.
 TYPES = {
     "string": "text",
     "integer": "whole number",
@@ -35,7 +35,7 @@ TYPES = {
 
 
 def blocks(block: type[Settings], name: str = "") -> Iterator[tuple[str, type[Settings]]]:
-    """List a block and those within it, in the order of the fields."""
+    """Yield the names and classes of a block and of those nested in it, in the order of their fields."""
     yield name, block
     for key, field in block.model_fields.items():
         for within in _settings_in(field.annotation):
@@ -50,7 +50,7 @@ def _settings_in(annotation: Any) -> list[type[Settings]]:
 
 
 def section(name: str, block: type[Settings]) -> str:
-    """Write a heading, what the block is for, and the table of its own settings."""
+    """Write a block's heading, its description and a table of its own settings, without nested blocks."""
     properties = block.model_json_schema()["properties"]
     own = {key: field for key, field in block.model_fields.items() if not _settings_in(field.annotation)}
     lines = [f"## {name or 'The recipe'}", "", " ".join((block.__doc__ or "").split()), ""]
@@ -78,23 +78,21 @@ def values(schema: dict[str, Any]) -> str:
 def _bounds(schema: dict[str, Any]) -> Iterator[str]:
     for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")):
         if key in schema:
-            yield f" {sign} {schema[key]:g}" if abs(schema[key]) < 1e6 else f" {sign} {schema[key]}"
+            yield f" {sign} {schema[key]}"
 
 
 def default(field: FieldInfo) -> str:
-    """Write a default as it stands in YAML; nothing where there is none."""
-    if field.is_required():
-        return "required"
-    return f"`{json.dumps(field.default)}`"
+    """Write a field's default as in YAML, or that the field is required."""
+    return "required" if field.is_required() else f"`{json.dumps(field.default)}`"
 
 
 def plain(text: str) -> str:
-    """Escape what Markdown would take for markup."""
+    """Escape characters that have a meaning in a Markdown table."""
     return re.sub(r"[<|*]", lambda match: f"\\{match[0]}", text)
 
 
 def page() -> str:
-    """Write the page."""
+    """Write the whole page."""
     return "\n".join([HEAD, *(section(*each) for each in blocks(Recipe))])
 
 

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     # Opt out of the usage reports that Prefect and the hub's library send otherwise.
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each attempt; our error is of them all
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns about every retry; our error follows the last
     limit_spinning()
     try:
         with stopped_by_signals(), for_the_owner_only():

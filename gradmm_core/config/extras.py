@@ -25,7 +25,7 @@ def check_extras(recipe: Recipe) -> None:
 
 
 def check_sampler(settings: PrivacySettings) -> None:
-    """Raise an InputError if the package is missing that draws the noise."""
+    """Raise an InputError if the package that draws the noise is missing."""
     if settings.sampler == "discrete":
         check_installed("opendp", "discrete", "privacy.sampler")
 

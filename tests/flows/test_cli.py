@@ -159,7 +159,7 @@ def test_nan_weights(recipe_file: Path, tiny_model: ModelReference, tmp_path: Pa
     assert "has NaN or infinite weights in" in line
 
 
-def test_a_server_that_cannot_be_reached_is_told_in_one_line(
+def test_a_server_that_cannot_be_reached_is_reported_in_one_line(
     recipe_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "RETRY", endpoint.RETRY.new(backoff_factor=0.0))
@@ -167,7 +167,7 @@ def test_a_server_that_cannot_be_reached_is_told_in_one_line(
     settings += ["--set", "generation.method=written", "--set", "generation.whole_sentences=false"]
     log = logging.getLogger("urllib3")
     log.setLevel(logging.NOTSET)
-    log.addHandler(caplog.handler)  # Prefect takes that of the root logger away
+    log.addHandler(caplog.handler)  # Prefect removes the root logger's handlers
     try:
         line = refused(recipe_file, *settings)
     finally:

@@ -294,7 +294,7 @@ def test_settings_exist(page: Path) -> None:
     assert [name for name in named if not name.endswith(endings) and not setting_exists(name)] == []
 
 
-def test_the_page_of_settings_is_of_the_code_and_says_what_each_is_for() -> None:
+def test_the_page_of_settings_is_up_to_date_and_explains_each() -> None:
     written = runpy.run_path(str(ROOT / "scripts" / "settings_page.py"))["page"]()
     assert (DOCS / "guide" / "settings.md").read_text() == written
     rows = re.findall(r"^\| `(.*?)` \| (.*) \| (.*) \| (.*) \|$", written, re.MULTILINE)
