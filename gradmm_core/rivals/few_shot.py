@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
@@ -57,12 +57,15 @@ ROWS = 64
 #: Token of rows without a record.
 FILLER = 0
 
+#: Share of the memory that rows without a record take at most, unless passes have one row.
+FILLERS_SHARE = 0.25
+
 #: The shape of a pass: the label of its records, and their number of tokens.
 Shape = tuple[int, int]
 
 
 class Prompts:
-    """Prompts of one record each, that are continued together.
+    """Prompts of one record each, that are continued together. What precedes the records is read once.
 
     Every pass has prompts of the same length, and as many rows as all passes of this length, in which a row does
     not depend on the others. So a record's probabilities depend on that record alone.
@@ -71,7 +74,10 @@ class Prompts:
         before: token ids of what precedes the records, `after` of what follows them.
         records: token ids.
         rows: of a pass, by the number of a record's tokens.
-        room: for this number of tokens that are appended, memory is allocated once.
+        room: the number of tokens that can be appended.
+
+    Raises:
+        InputError: if the model does not keep keys and values of all tokens.
     """
 
     def __init__(
@@ -82,36 +88,30 @@ class Prompts:
         records: Sequence[list[int]],
         after: Sequence[int],
         rows: Mapping[int, int],
-        room: int = 0,
+        room: int,
     ) -> None:
         self._lm, self._allowed, self._room = language_model, allowed, room
-        self._head = language_model.head[allowed.ids]
+        self._before = _read_once(language_model, before)
         self._passes = [
-            self._read([[*before, *record, *after] for record in part], rows[len(part[0])])
+            self._read([[*record, *after] for record in part], rows[len(part[0])])
             for part in _of_one_length(records, rows)
         ]
         self._appended = 0
 
     def append(self, token: int) -> None:
-        """Append a token to every prompt."""
+        """Append a token to every prompt.
+
+        Raises:
+            RuntimeError: if there is no room for it.
+        """
         for each in self._passes:
-            ids = torch.full((len(each.state), 1), token, device=self._lm.device)
-            out = self._lm.model.base_model(input_ids=ids, past_key_values=each.cache, use_cache=True)
-            each.state = out.last_hidden_state[:, -1]
+            each.state = self._next_state(each.cache, torch.full((len(each.state), 1), token))
         self._appended += 1
 
     def begin_again(self) -> None:
-        """Remove all tokens that were appended.
-
-        Raises:
-            InputError: if the model has forgotten the tokens before them, as a sliding window does.
-        """
+        """Remove all tokens that were appended."""
         for each in self._passes:
-            if self._appended:
-                try:
-                    each.cache.crop(-self._appended)
-                except RuntimeError as error:
-                    raise _needs_all_tokens() from error
+            each.cache.crop(-self._appended)
             each.state = each.after_prompt
         self._appended = 0
 
@@ -119,45 +119,47 @@ class Prompts:
         """Compute each record's probabilities of the next token, in float64 on the CPU, with norms of at most 1.
 
         Args:
-            candidates: indices in the allowed tokens. Their probabilities add up to 1.
+            candidates: indices in the allowed tokens; at first, of tokens that may begin a text. Their
+                probabilities add up to 1.
         """
+        # The first token may follow the prompt with or without a space, as in AllowedTokens.first_logits.
+        spelled = [candidates] if self._appended else [candidates, self._allowed.within_text[candidates]]
+        head = self._lm.head[self._allowed.ids[torch.cat(spelled)]]
         for each in self._passes:
-            logits = self._lm.augment(each.state) @ self._head.mT
-            if not self._appended:
-                logits = self._allowed.first_logits(logits)
-            p = logits[: each.records, candidates.to(logits.device)].double().softmax(dim=1).cpu()
+            logits = self._lm.augment(each.state) @ head.mT
+            both = logits[: each.records].double().softmax(dim=1).cpu()
+            p = both.unflatten(1, (len(spelled), len(candidates))).sum(dim=1)
             p = p[p.isfinite().all(dim=1)]  # a record without finite probabilities takes no part
             yield p / p.norm(dim=1, keepdim=True).clamp_min(1.0)
 
     def _read(self, inputs: Sequence[list[int]], rows: int) -> _Pass:
         ids = torch.full((rows, len(inputs[0])), FILLER)
         ids[: len(inputs)] = torch.tensor(inputs)
-        out = self._lm.model.base_model(input_ids=ids.to(self._lm.device), use_cache=True)
-        state = out.last_hidden_state[:, -1].clone()
-        cache = out.past_key_values
-        cache.layers = [
-            _RoomyLayer(layer, self._room) if type(layer) is DynamicLayer else layer for layer in cache.layers
-        ]
+        cache = Cache([_ContinuedLayer(layer, rows, ids.shape[1] + self._room) for layer in self._before])
+        state = self._next_state(cache, ids)
         return _Pass(len(inputs), cache, state, state)
 
+    def _next_state(self, cache: Cache, ids: Int[Tensor, "rows tokens"]) -> Float[Tensor, "rows hidden"]:
+        out = self._lm.model.base_model(input_ids=ids.to(self._lm.device), past_key_values=cache, use_cache=True)
+        return out.last_hidden_state[:, -1].clone()
 
-class _RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, with room for more tokens.
 
-    A `DynamicLayer` copies all of them for every token, into new memory, and what it frees is too small for the
-    next copy: with many caches the process grows to several times their size.
+class _ContinuedLayer(CacheLayerMixin):
+    """One layer's keys and values, of rows that begin with the same tokens, whose keys and values are kept once.
+
+    Args:
+        beginning: keys and values of the same tokens, from one row.
+        room: memory for this number of tokens of every row is allocated once. A `DynamicLayer` copies all of them
+            into new memory for every token, and what it frees is too small for the next copy: with many caches
+            the process grows to several times their size.
     """
 
-    def __init__(self, layer: DynamicLayer, room: int) -> None:
-        vars(self).update(vars(layer))
-        keys, values = layer.keys, layer.values
-        assert keys is not None  # of a pass that was made
-        assert values is not None
-        self._rooms = [
-            torch.cat([each, each.new_zeros(*each.shape[:2], room, each.shape[3])], dim=2)
-            for each in (keys, values)
-        ]
-        self._show(keys.shape[2])
+    def __init__(self, beginning: DynamicLayer, rows: int, room: int) -> None:
+        super().__init__()
+        self.is_initialized, self.is_sliding, self.is_croppable = True, beginning.is_sliding, True
+        self._beginning = _keys_and_values(beginning)
+        self._rooms = [each.new_zeros(rows, each.shape[1], room, each.shape[3]) for each in self._beginning]
+        self._tokens = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append the keys and values of tokens; return those of all tokens.
@@ -165,14 +167,54 @@ class _RoomyLayer(DynamicLayer):
         Raises:
             RuntimeError: if there is no room for them.
         """
-        begin, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[2]
-        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
-            room[:, :, begin:end] = states
-        return self._show(end)
+        begin, self._tokens = self._tokens, self._tokens + key_states.shape[2]
+        found = []
+        for beginning, room, states in zip(self._beginning, self._rooms, (key_states, value_states), strict=True):
+            room[:, :, begin : self._tokens] = states
+            found.append(torch.cat([beginning.expand(len(room), -1, -1, -1), room[:, :, : self._tokens]], dim=2))
+        return found[0], found[1]
 
-    def _show(self, tokens: int) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = (room[:, :, :tokens] for room in self._rooms)
-        return self.keys, self.values
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens; their number is negative, as in transformers."""
+        self._tokens += tokens_to_remove
+
+    def get_seq_length(self) -> int:
+        return self._beginning[0].shape[2] + self._tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the memory is allocated from the beginning."""
+
+
+def _keys_and_values(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
+    assert layer.keys is not None  # of a pass that was made
+    assert layer.values is not None
+    return layer.keys, layer.values
+
+
+def _read_once(language_model: LanguageModel, ids: Sequence[int]) -> list[DynamicLayer]:
+    """Compute every layer's keys and values of tokens, in one row.
+
+    Raises:
+        InputError: if the model does not keep them of all tokens.
+    """
+    inputs = torch.tensor([ids], device=language_model.device)
+    cache = language_model.model.base_model(input_ids=inputs, use_cache=True).past_key_values
+    layers = getattr(cache, "layers", [None])
+    if not all(_keeps_all(layer, len(ids)) for layer in layers):
+        problem = "the model does not keep keys and values of all tokens, which dp-few-shot goes back to"
+        raise InputError(problem, "model.name", "take another, or leave dp-few-shot out of the arms")
+    return layers
+
+
+def _keeps_all(layer: Any, tokens: int) -> bool:
+    growing = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.is_initialized
+    return growing and _keys_and_values(layer)[0].shape[2] == tokens
 
 
 @dataclass(eq=False)
@@ -193,40 +235,35 @@ def _of_one_length(records: Sequence[list[int]], rows: Mapping[int, int]) -> Ite
         yield from (of_length[begin : begin + rows[length]] for begin in range(0, len(of_length), rows[length]))
 
 
-def prompts_that_fit(
+def rows_and_records(
     language_model: LanguageModel, template: TokenisedTemplate, instruction: str, length: int, cache_bytes: int
-) -> float:
-    """Return how many prompts of the longest record and `length` more tokens have room in `cache_bytes`.
+) -> tuple[int, float]:
+    """Return how many rows a pass has at most, and how many records then have room in `cache_bytes`.
+
+    Room is for records of the largest length, with `length` more tokens of each, and for a pass of every length
+    that has one record.
 
     Raises:
         InputError: if the model does not keep keys and values of all tokens.
     """
     before, after = _around(language_model, instruction)
-    longest = len(before) + template.max_text_tokens + len(after) + length
-    cache, _ = PromptCache(language_model, instruction).begin(1)
-    try:
-        numbers = [each for layer in cache.layers for each in (layer.keys, layer.values)]
-        of_token = sum(each.nbytes for each in numbers) / numbers[0].shape[2]
-    except AttributeError as error:
-        raise _needs_all_tokens() from error
-    return cache_bytes / (of_token * longest)
+    numbers = [each for layer in _read_once(language_model, before) for each in _keys_and_values(layer)]
+    of_token, lengths = sum(each.nbytes for each in numbers) / len(before), template.max_text_tokens
+    fitting = cache_bytes / (of_token * (lengths + len(after) + length))
+    rows = max(1, min(ROWS, int(FILLERS_SHARE * fitting / lengths)))
+    return rows, fitting - (rows - 1) * lengths
 
 
-def _needs_all_tokens() -> InputError:
-    problem = "the model does not keep keys and values of all tokens, which dp-few-shot goes back to"
-    return InputError(problem, "model.name", "take another, or leave dp-few-shot out of the arms")
-
-
-def sampling_rate(fitting: float, declared_records: int, classes: int) -> float:
+def sampling_rate(records: float, declared_records: int, classes: int) -> float:
     """Return the share of the records that take part, if not all of them fit in memory, by classes of equal size.
 
     It follows from public quantities, and each record is drawn by itself. Amplification by sampling is not
     counted.
 
     Args:
-        fitting: see `prompts_that_fit`.
+        records: those that fit, see `rows_and_records`.
     """
-    return min(1.0, fitting * classes / declared_records)
+    return min(1.0, records * classes / declared_records)
 
 
 def check_room(
@@ -266,12 +303,11 @@ def _probabilities(
     """Compute the probabilities of some tokens at each place of an example, in one pass."""
     rows = {records.shape[1]: len(records)}
     prompts = Prompts(language_model, allowed, before, records.tolist(), after, rows, length)
-    may_begin = allowed.first_logits(torch.zeros(1, len(allowed.ids)))[0] > -torch.inf
-    candidates, parts = may_begin.nonzero()[:CANDIDATES, 0], []
+    candidates, parts = allowed.starts_text.nonzero()[:CANDIDATES, 0], []
     for _ in range(length):
         parts += prompts.probabilities(candidates)
+        candidates = torch.arange(min(CANDIDATES, len(allowed.ids)), device=allowed.ids.device)
         prompts.append(int(allowed.ids[0]))
-    prompts.begin_again()  # raises what it would raise after the charge
     return torch.cat(parts, dim=1)
 
 
@@ -287,8 +323,6 @@ def prompt_rows(
 ) -> dict[Shape, int]:
     """Return how many rows the passes of each shape have; to be checked before a release is charged.
 
-    So few that passes of all lengths, with no record in most of their rows, have room in `cache_bytes`.
-
     Raises:
         InputError: if the model gives one text different probabilities in two passes, or does not keep the keys
             and values of all tokens.
@@ -299,8 +333,7 @@ def prompt_rows(
     for label, instruction in instructions.items():
         before, after = _around(language_model, instruction)
         probabilities = partial(_probabilities, language_model, allowed, before, after, text_tokens[label])
-        fitting = prompts_that_fit(language_model, template, instruction, text_tokens[label], cache_bytes)
-        most = max(1, min(ROWS, int(fitting / template.max_text_tokens)))
+        most, _ = rows_and_records(language_model, template, instruction, text_tokens[label], cache_bytes)
         for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}):
             found[label, count] = independent_rows(language_model, most, count, probabilities)
     return found
@@ -329,8 +362,7 @@ def private_examples(
     Args:
         rows: see `prompt_rows`.
         text_tokens: the length to which examples are written before they are cut, by label.
-        cache_bytes: memory for the keys and values of one class's records; and as much again for rows without a
-            record. It must not depend on the records.
+        cache_bytes: memory for the keys and values of one class. It must not depend on the records.
         claim: the mechanism of all sums together.
         seed: draws the tokens from the noisy sums.
     """
@@ -343,7 +375,7 @@ def private_examples(
             length = text_tokens[label]
             before, after = _around(language_model, instruction)
             prompt_cache = PromptCache(language_model, with_examples(instruction, ()))
-            fitting = prompts_that_fit(language_model, template, instruction, length, cache_bytes)
+            _, fitting = rows_and_records(language_model, template, instruction, length, cache_bytes)
             rate = sampling_rate(fitting, declared_records, len(instructions))
             own = data.of_class(label)
             # Not by the seed: who takes part must not depend on the other records' places.

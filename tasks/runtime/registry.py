@@ -31,7 +31,7 @@ STUDY_STAGES = {
     "variations": 1,
     "private_means": 3,
     "steered_texts": 1,
-    "private_examples": 2,
+    "private_examples": 3,
     "private_adapters": 1,
     "adapted_texts": 1,
     "class_shares": 1,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 STAGE = "private_examples"
 
-#: Share of the memory for the keys and values of one class's records.
-CACHE_SHARE = 0.5
+#: Share of the memory beside the model's weights for the keys and values of one class.
+CACHE_SHARE = 0.8
 
 
 @stage_task(STAGE)
@@ -86,4 +86,4 @@ def _cache_bytes(language_model: LanguageModel) -> int:
     from gradmm.evaluation.memory_plan import machine_bytes
 
     # Total memory, because free memory could depend on the records.
-    return int(CACHE_SHARE * machine_bytes(language_model.device))
+    return int(CACHE_SHARE * (machine_bytes(language_model.device) - language_model.bytes_on_device))

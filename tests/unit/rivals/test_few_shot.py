@@ -16,7 +16,7 @@ from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
 from gradmm.errors import InputError
 from gradmm.lm.language_model import LanguageModel
-from gradmm.lm.prompt import PromptCache, prompt_ids, with_examples
+from gradmm.lm.prompt import PromptCache, with_examples
 from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.lm.template import TokenisedTemplate, tokenise_template
 from gradmm.lm.vocabulary import allowed_tokens
@@ -30,7 +30,7 @@ from gradmm.rivals.few_shot import (
     drawn,
     private_examples,
     prompt_rows,
-    prompts_that_fit,
+    rows_and_records,
     sampling_rate,
 )
 from gradmm.rivals.releases import NEXT_TOKENS, mechanism_of_part, noisy_sum, rival_release
@@ -79,9 +79,10 @@ def slow_probabilities(language_model: LanguageModel, text: str, written: list[i
     return (logits if written else allowed.first_logits(logits)).double().softmax(dim=1)[0]
 
 
-def every_second(language_model: LanguageModel) -> torch.Tensor:
-    """Candidates of which some may begin a text, and some may not."""
-    return torch.arange(0, len(allowed_tokens(language_model, "english").ids), 2)
+def every_second(language_model: LanguageModel, first: bool = True) -> torch.Tensor:
+    """Every second token; as the first, of those that may begin a text."""
+    starts = allowed_tokens(language_model, "english").starts_text
+    return (starts if first else torch.ones_like(starts)).nonzero()[::2, 0]
 
 
 def among(candidates: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
@@ -92,11 +93,12 @@ def among(candidates: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor
 def test_probabilities_are_those_of_a_pass_for_each_record(model: LanguageModel) -> None:
     """Token by token, and again after a new beginning; the sum does not tell the order of the records."""
     texts = [*GOOD, *BAD, "the soup was warm", "a soup was cold"]
-    prompts, candidates = prompts_of(model, texts), every_second(model)
+    prompts = prompts_of(model, texts)
     for _ in range(2):
         prompts.begin_again()
         written: list[int] = []
         for token in (9, 12, 40):
+            candidates = every_second(model, first=not written)
             slow = torch.stack([among(candidates, slow_probabilities(model, text, written)) for text in texts])
             found = torch.cat([*prompts.probabilities(candidates)])
             assert found.shape == slow.shape
@@ -151,11 +153,11 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
 def test_tokens_are_appended_in_the_memory_that_was_allocated(model: LanguageModel) -> None:
     prompts = prompts_of(model, list(GOOD))
     layers = [layer for each in prompts._passes for layer in each.cache.layers]
-    began = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in layers]
+    began = [each.data_ptr() for layer in layers for each in layer._rooms]
     for _ in range(2):
         for token in (9, 12, 40):
             prompts.append(token)
-        assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in layers] == began
+        assert [each.data_ptr() for layer in layers for each in layer._rooms] == began
         prompts.begin_again()
     for _ in range(8):
         prompts.append(9)
@@ -251,14 +253,14 @@ def test_first_tokens_are_drawn_from_the_sums_over_the_records_of_their_class(
     head, after, first = phi.head[allowed.ids], phi.encode("\n"), 0
     for label, of_class in ((0, BAD), (1, GOOD)):
         _, state = PromptCache(phi, INSTRUCTIONS[label]).begin(1)
-        shown = allowed.first_logits(phi.augment(state) @ head.mT)[0].topk(few_shot.CANDIDATES).indices
+        likely = allowed.first_logits(phi.augment(state) @ head.mT)[0].topk(few_shot.CANDIDATES)
+        shown = likely.indices[likely.values > -torch.inf]
         before = [*phi.prefix_ids, *phi.encode(INSTRUCTIONS[label])]
         records = [phi.encode(text) for text in of_class]
-        prompts = Prompts(phi, allowed, before, records, after, dict.fromkeys(map(len, records), 4))
+        prompts = Prompts(phi, allowed, before, records, after, dict.fromkeys(map(len, records), 4), 0)
         total = torch.cat([*prompts.probabilities(shown)]).sum(dim=0)
         for _ in range(3):
-            # The others of the likeliest cannot begin a text.
-            np.testing.assert_allclose(seen[first], total[total > 0].numpy(), rtol=1e-9)
+            np.testing.assert_allclose(seen[first], total.numpy(), rtol=1e-9)
             first += TOKENS[label]
 
 
@@ -294,44 +296,61 @@ def test_a_class_without_records_is_written_by_noise(phi: LanguageModel, templat
 def test_the_sampling_rate_follows_from_public_sizes(phi: LanguageModel, template: TokenisedTemplate) -> None:
     config = phi.model.config
     of_token = 2 * config.num_hidden_layers * config.hidden_size * 8  # float64
-    tokens = len(prompt_ids(phi, INSTRUCTIONS[0])) + template.max_text_tokens + len(phi.encode("\n")) + 5
-    fitting = prompts_that_fit(phi, template, INSTRUCTIONS[0], 5, ROOM)
-    assert fitting == pytest.approx(ROOM / (of_token * tokens))
+    tokens = template.max_text_tokens + len(phi.encode("\n")) + 5  # the instruction is kept once
+    rows, fitting = rows_and_records(phi, template, INSTRUCTIONS[0], 5, ROOM)
+    assert rows == few_shot.ROWS
+    assert fitting == pytest.approx(ROOM / (of_token * tokens) - (rows - 1) * template.max_text_tokens)
     assert sampling_rate(fitting, 10**9, 2) == pytest.approx(fitting * 2 / 10**9)
     assert sampling_rate(fitting, 1000, 2) == 1.0
 
 
 @torch.no_grad()
-def test_rows_without_a_record_take_no_more_memory_than_the_records_may(
+def test_records_and_rows_without_a_record_have_room_together(
     phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every length has a pass of its own, and is known from one record that has it."""
+    """As many of the longest records as are said to fit, and for every other length a pass of one record."""
     monkeypatch.setattr(few_shot, "ROWS", 64)
     monkeypatch.setattr(few_shot, "independent_rows", lambda _, rows, *__: rows)
-    texts = tuple(" ".join(["warm"] * count) for count in range(1, 30))
+    room, longest = 2**27, template.max_text_tokens
+    texts = tuple("!" * count for count in range(1, longest + 1))
     data = LabelledTexts(texts, (1,) * len(texts))
-    rows = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION, 2**25)
-    assert len(rows) > 20
-    assert 1 < min(rows.values()) == max(rows.values()) < 64
-    allowed = allowed_tokens(phi, "english")
+    of_shape = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION, room)
+    rows, fitting = rows_and_records(phi, template, INSTRUCTIONS[1], TOKENS[1], room)
+    assert len(of_shape) == longest
+    assert 1 < rows < 64
+    assert set(of_shape.values()) == {rows}
+    records = [[9] * count for count in (*range(1, longest), *[longest] * int(fitting))]
     before, after = (phi.encode(part) for part in (INSTRUCTIONS[1], "\n"))
-    records = [phi.encode(text)[: template.max_text_tokens] for text in texts]
-    prompts = Prompts(phi, allowed, before, records, after, {count: rows[1, count] for _, count in rows}, 7)
-    for _ in range(TOKENS[1]):
-        prompts.append(9)
-    numbers = [n for each in prompts._passes for layer in each.cache.layers for n in (layer.keys, layer.values)]
-    assert sum(each.nbytes for each in numbers) <= 2**25
-    assert sum(each.untyped_storage().nbytes() for each in numbers) <= 2**25
+    of_length = {count: rows for _, count in of_shape}
+    prompts = Prompts(phi, allowed_tokens(phi, "english"), before, records, after, of_length, TOKENS[1])
+    numbers = [each for part in prompts._passes for layer in part.cache.layers for each in layer._rooms]
+    assert 0.8 * room < sum(each.untyped_storage().nbytes() for each in numbers) <= room
 
 
 @torch.no_grad()
 def test_a_model_that_forgets_the_first_tokens_is_refused_before_anything_is_charged(
     tokenizer: PreTrainedTokenizerFast, prompt_template: PromptTemplate
 ) -> None:
+    """Its window is shorter than the instruction."""
     model = tiny_language_model(tokenizer, "phi3", sliding_window=6)
-    asked = DATA, INSTRUCTIONS, TOKENS, GENERATION, ROOM
+    instructions = {0: "a bad day , rude staff and cold coffee :\n"}
+    asked = DATA, instructions, TOKENS, GENERATION, ROOM
     with pytest.raises(InputError, match=r"^model\.name: the model does not keep keys and values of all tokens"):
         prompt_rows(model, tokenise_template(model, prompt_template), *asked)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "gemma2"])
+def test_continued_prompts_are_those_of_a_whole_pass(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
+    """Every second layer of Gemma 2 sees 12 tokens back, fewer than a prompt has."""
+    model = tiny_language_model(tokenizer, family, **({"sliding_window": 12} if family == "gemma2" else {}))
+    prompts, written = prompts_of(model, list(GOOD)), [9, 12, 40]
+    for token in written:
+        prompts.append(token)
+    candidates = every_second(model, first=False)
+    slow = torch.stack([among(candidates, slow_probabilities(model, text, written)) for text in GOOD])
+    found = torch.cat([*prompts.probabilities(candidates)])
+    assert torch.allclose(found.sum(dim=0), slow.sum(dim=0), atol=1e-6)  # positions are in float32
 
 
 def test_examples_that_have_no_room_are_refused(phi: LanguageModel, template: TokenisedTemplate) -> None:
