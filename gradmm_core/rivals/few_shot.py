@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from gradmm.config.settings import GenerationSettings
 from gradmm.data.splits import LabelledTexts
@@ -144,7 +144,7 @@ class Prompts:
         return out.last_hidden_state[:, -1].clone()
 
 
-class _ContinuedLayer(CacheLayerMixin):
+class _ContinuedLayer(DynamicLayer):
     """One layer's keys and values, of rows that begin with the same tokens, whose keys and values are kept once.
 
     Args:
@@ -156,7 +156,7 @@ class _ContinuedLayer(CacheLayerMixin):
 
     def __init__(self, beginning: DynamicLayer, rows: int, room: int) -> None:
         super().__init__()
-        self.is_initialized, self.is_sliding, self.is_croppable = True, beginning.is_sliding, True
+        self.is_initialized, self.is_sliding = True, beginning.is_sliding
         self._beginning = _keys_and_values(beginning)
         self._rooms = [each.new_zeros(rows, each.shape[1], room, each.shape[3]) for each in self._beginning]
         self._tokens = 0
@@ -170,7 +170,7 @@ class _ContinuedLayer(CacheLayerMixin):
         begin, self._tokens = self._tokens, self._tokens + key_states.shape[2]
         found = []
         for beginning, room, states in zip(self._beginning, self._rooms, (key_states, value_states), strict=True):
-            room[:, :, begin : self._tokens] = states
+            room.narrow(2, begin, states.shape[2]).copy_(states)
             found.append(torch.cat([beginning.expand(len(room), -1, -1, -1), room[:, :, : self._tokens]], dim=2))
         return found[0], found[1]
 
@@ -180,15 +180,6 @@ class _ContinuedLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         return self._beginning[0].shape[2] + self._tokens
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the memory is allocated from the beginning."""
 
 
 def _keys_and_values(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
