@@ -29,6 +29,7 @@ BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 #: Studies of `benchmarks.evidence` that the pages show where they have been run. The last that has an arm counts.
 RIVAL_STUDIES = (
     "sst2-rivals",
+    "sst2-few-shot",
     "sst2-adapters",
     "sst2-rivals-epsilon-0.05",
     "rotten_tomatoes-rivals",
@@ -48,6 +49,11 @@ RIVAL_STUDIES = (
 )
 STUDIES = (
     "largest-class",
+    "emotions-epsilons",
+    "emotions-six-epsilons",
+    "rotten_tomatoes-epsilons",
+    "sst2-epsilons",
+    "imdb-epsilons",
     "emotions-epsvec",
     *RIVAL_STUDIES,
     "emotions-random",
@@ -77,7 +83,7 @@ SETS = {
     "tweet_emotions_six": ("emotions (six)", 15_500),
     "imdb": ("imdb", 4500),
 }
-EPSILONS = {"0.05": "epsilon 0.05", "1": "epsilon 1", "none": "no noise"}
+EPSILONS = ("0.01", "0.05", "0.2", "1", "8", "none")
 
 #: Distance of one curve's points from the next one's, in distances of two epsilons, so that none hides another.
 ASIDE = 0.07
@@ -228,12 +234,14 @@ def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     for axes, (name, (title, _)) in zip(places, sets.items(), strict=False):
         _draw(axes, data[data["set"] == name].set_index(["arm", "epsilon"]))
         axes.set_title(title)
-        axes.set_xticks(range(len(EPSILONS)), [*EPSILONS.values()])
+        axes.set_xticks(range(len(EPSILONS)), [*EPSILONS[:-1], "no noise"])
         axes.set_xlim(-0.3, len(EPSILONS) - 0.7)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
     for axes in places[::COLUMNS]:
         axes.set_ylabel("test accuracy")
+    for axes in places[len(sets) - COLUMNS : len(sets)]:
+        axes.set_xlabel("epsilon")
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4)
     return described(figure, "Test accuracy by epsilon of gradmm and rivals, beside real rows, on each data set")
 
