@@ -28,19 +28,19 @@ BEGIN, END = "<!-- written by benchmarks.results_page -->", "<!-- end -->"
 
 #: Studies of `benchmarks.evidence` that the pages show where they have been run. The last that has an arm counts.
 RIVAL_STUDIES = (
+    "sst2-adapters",
     "sst2-rivals",
     "sst2-few-shot",
-    "sst2-adapters",
     "sst2-rivals-epsilon-0.05",
-    "rotten_tomatoes-rivals",
     "rotten_tomatoes-adapters",
+    "rotten_tomatoes-rivals",
     "rotten_tomatoes-rivals-epsilon-0.05",
-    "emotions-rivals",
     "emotions-evolution-10",
     "emotions-adapters",
+    "emotions-rivals",
     "emotions-rivals-epsilon-0.05",
-    "emotions-six-rivals",
     "emotions-six-adapters",
+    "emotions-six-rivals",
     "emotions-six-rivals-epsilon-0.05",
     "imdb-rivals",
     "imdb-few-shot",
@@ -83,6 +83,7 @@ SETS = {
     "tweet_emotions_six": ("emotions (six)", 15_500),
     "imdb": ("imdb", 4500),
 }
+#: Those that the picture has where they have been measured; without noise last.
 EPSILONS = ("0.01", "0.05", "0.2", "1", "8", "none")
 
 #: Distance of one curve's points from the next one's, in distances of two epsilons, so that none hides another.
@@ -225,6 +226,7 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     """Draw one pair of axes for each set."""
     sets = shown(data)
+    epsilons = [each for each in EPSILONS if (data["epsilon"] == each).any()]
     rows = -(-len(sets) // COLUMNS)
     figure = Figure(figsize=(3.4 * COLUMNS, 2.7 * rows + 0.9))
     legend: dict[str, Artist] = {}
@@ -232,10 +234,10 @@ def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     for unused in places[len(sets) :]:
         unused.axis("off")
     for axes, (name, (title, _)) in zip(places, sets.items(), strict=False):
-        _draw(axes, data[data["set"] == name].set_index(["arm", "epsilon"]))
+        _draw(axes, data[data["set"] == name].set_index(["arm", "epsilon"]), epsilons)
         axes.set_title(title)
-        axes.set_xticks(range(len(EPSILONS)), [*EPSILONS[:-1], "no noise"])
-        axes.set_xlim(-0.3, len(EPSILONS) - 0.7)
+        axes.set_xticks(range(len(epsilons)), epsilons)
+        axes.set_xlim(-0.3, len(epsilons) - 0.7)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
     for axes in places[::COLUMNS]:
@@ -246,7 +248,7 @@ def accuracy_by_epsilon(data: pd.DataFrame) -> Figure:
     return described(figure, "Test accuracy by epsilon of gradmm and rivals, beside real rows, on each data set")
 
 
-def _draw(axes: Axes, of_set: pd.DataFrame) -> None:
+def _draw(axes: Axes, of_set: pd.DataFrame, epsilons: Sequence[str]) -> None:
     accuracy: dict[Any, float] = of_set["accuracy"].to_dict()
     reach: dict[Any, float] = of_set["accuracy_ci95"].to_dict()
     for arm, (label, colour, style) in LINES.items():
@@ -254,7 +256,7 @@ def _draw(axes: Axes, of_set: pd.DataFrame) -> None:
             axes.axhline(accuracy[arm, ""], color=colour, linestyle=style, linewidth=1.4, label=label)
     for place, (arm, (label, colour, marker)) in enumerate(CURVES.items()):
         shift = ASIDE * (place - (len(CURVES) - 1) / 2)
-        points = [(x + shift, (arm, epsilon)) for x, epsilon in enumerate(EPSILONS) if (arm, epsilon) in accuracy]
+        points = [(x + shift, (arm, epsilon)) for x, epsilon in enumerate(epsilons) if (arm, epsilon) in accuracy]
         if points:
             x, keys = zip(*points, strict=True)
             values, bars = [accuracy[key] for key in keys], [reach[key] for key in keys]
