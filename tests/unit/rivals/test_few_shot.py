@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -343,7 +344,8 @@ def test_a_model_that_forgets_the_first_tokens_is_refused_before_anything_is_cha
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "gemma2"])
 def test_continued_prompts_are_those_of_a_whole_pass(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
     """Every second layer of Gemma 2 sees 12 tokens back, fewer than a prompt has."""
-    model = tiny_language_model(tokenizer, family, **({"sliding_window": 12} if family == "gemma2" else {}))
+    changes: dict[str, Any] = {"sliding_window": 12} if family == "gemma2" else {}
+    model = tiny_language_model(tokenizer, family, **changes)
     prompts, written = prompts_of(model, list(GOOD)), [9, 12, 40]
     for token in written:
         prompts.append(token)
