@@ -83,7 +83,7 @@ SETS = {
     "tweet_emotions_six": ("emotions (six)", 15_500),
     "imdb": ("imdb", 4500),
 }
-#: Those that the picture has where they have been measured; without noise last.
+#: Epsilons of the picture, where they have been measured, and "none" without noise.
 EPSILONS = ("0.01", "0.05", "0.2", "1", "8", "none")
 
 #: Distance of one curve's points from the next one's, in distances of two epsilons, so that none hides another.

@@ -57,7 +57,7 @@ ROWS = 64
 #: Token of rows without a record.
 FILLER = 0
 
-#: Share of the memory that rows without a record take at most, unless passes have one row.
+#: Share of the memory that rows without a record take at most.
 FILLERS_SHARE = 0.25
 
 #: The shape of a pass: the label of its records, and their number of tokens.
@@ -156,7 +156,7 @@ class _ContinuedLayer(DynamicLayer):
 
     def __init__(self, beginning: DynamicLayer, rows: int, room: int) -> None:
         super().__init__()
-        self.is_initialized, self.is_sliding = True, beginning.is_sliding
+        self.is_initialized = True
         self._beginning = _keys_and_values(beginning)
         self._rooms = [each.new_zeros(rows, each.shape[1], room, each.shape[3]) for each in self._beginning]
         self._tokens = 0
