@@ -42,10 +42,10 @@ RIVAL_STUDIES = (
     "emotions-six-adapters",
     "emotions-six-rivals",
     "emotions-six-rivals-epsilon-0.05",
+    "imdb-adapters",
     "imdb-rivals",
     "imdb-few-shot",
     "imdb-rivals-epsilon-0.05",
-    "imdb-few-shot-epsilon-0.05",
 )
 STUDIES = (
     "largest-class",
