@@ -318,13 +318,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _servers(pid: int) -> list[psutil.Process]:
-    """Children of a process that are Prefect servers."""
-    found = []
-    try:
+    """Children of a process that are Prefect servers.
+
+    What a server starts is not one, though it has the server's command line between its fork and its exec.
+    """
+    found: dict[int, psutil.Process] = {}
+    with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children(recursive=True):
             words = child.cmdline()
-            if "uvicorn" in words or words[-1:] == ["--no-ui"]:
-                found.append(child)
-    except psutil.NoSuchProcess:
-        pass
-    return found
+            if ("uvicorn" in words or words[-1:] == ["--no-ui"]) and child.ppid() not in found:
+                found[child.pid] = child
+    return list(found.values())
