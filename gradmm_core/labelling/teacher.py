@@ -1,17 +1,22 @@
 """Label texts by the model's own answer, calibrated, together with what was released with the target.
 
-    p(c | text) = softmax over c of  z_c(text) - a_c + log q(c | text) + t_c(text) + log s_c
+    p(c | text) = softmax over c of  z_c(text) - a_c + log q(c | text) + t_c(text) - m_c + log s_c
 
     z  the model's logits of the verbalisers, after text + suffix
     a  the mean of z over texts of all classes alike: over public texts, plus the change of this mean that a linear
        regression on public texts predicts for the released mean of the features
     q  the released probe
     t  the scores of the naive Bayes classifier of the released token rates
+    m  the mean of log q + t over the texts that are labelled, each class that they were written for alike
     s  the classes' shares of the records, from the released counts
 
 Terms that were not released are left out. Without any, p is the softmax of z - a with a from public texts alone:
 the calibrated model. The rest is post-processing of the release and costs no privacy. The terms share information,
 but their plain sum predicts better than corrected ones: see docs/research/labels.md.
+
+Over the records the released classifiers favour no class beyond its share. Over the texts they would: these differ
+from the records in ways that have nothing to do with the classes. So m is subtracted, as in batch calibration
+(Zhou et al., ICLR 2024), which does so with the model's own answers.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -70,12 +75,17 @@ class Teacher:
 
     def probabilities(self, readings: Readings) -> Float[Tensor, "texts classes"]:
         """Compute p(c | text); each row adds up to 1."""
-        scores = readings.logits - self.offset + self.log_shares
+        scores = readings.logits - self.offset + self.log_shares + self.released_scores(readings)
+        return scores.softmax(dim=1)
+
+    def released_scores(self, readings: Readings) -> Float[Tensor, "texts classes"]:
+        """Compute log q + t: the scores by the released classifiers, zero without any."""
+        scores = torch.zeros_like(readings.logits)
         if self.probe is not None:
             scores = scores + self.probe.of_features(readings.features)
         if self.naive_bayes is not None:
             scores = scores + self.naive_bayes.scores(readings.texts)
-        return scores.softmax(dim=1)
+        return scores
 
 
 def label_texts(
@@ -108,10 +118,14 @@ def label_texts(
         naive_bayes = naive_bayes.with_slope([text for read in public.values() for text in read.texts])
     teacher = teacher_of(public, features, moments, naive_bayes)
     readings = read_texts(language_model, template, features, token_lists(texts), settings.batch_size)
-    labelled = labelled_texts(texts, teacher.probabilities(readings).numpy(), class_names)
+    columns = torch.tensor([template.labels.index(label) for label in texts["label"]], dtype=torch.int64)
+    mean = mean_released_scores(teacher, readings, columns)
+    centred = dataclasses.replace(teacher, offset=teacher.offset + mean)
+    labelled = labelled_texts(texts, centred.probabilities(readings).numpy(), class_names)
     names = [str(label) for label in class_names]
     figures = {
         "answer_offset": dict(zip(names, teacher.offset.tolist(), strict=True)),
+        "classifier_offset": dict(zip(names, mean.tolist(), strict=True)),
         "class_shares": dict(zip(names, teacher.log_shares.softmax(dim=0).tolist(), strict=True)),
         "probe_shrinkage": teacher.probe.shrinkage if teacher.probe else None,
         "informative_tokens": naive_bayes.informative_tokens if naive_bayes else None,
@@ -195,6 +209,29 @@ def teacher_of(
     return dataclasses.replace(teacher, log_shares=log_class_shares(records, noise))
 
 
+def mean_released_scores(
+    teacher: Teacher, readings: Readings, written_for: Int[Tensor, " texts"]
+) -> Float[Tensor, " classes"]:
+    """Return the mean of the released classifiers' scores over texts, that of each written class alike.
+
+    It adds up to 0 over the classes. It is shrunk by the share of its square that the choice of texts explains
+    (James and Stein's factor), so that few texts are labelled as they are. It is zero if some class has fewer than
+    two texts.
+
+    Args:
+        written_for: column of the class that each text was written for.
+    """
+    classes = len(teacher.offset)
+    scores = teacher.released_scores(readings)
+    scores = scores - scores.mean(dim=1, keepdim=True)
+    by_class = [scores[written_for == column] for column in range(classes)]
+    if min(len(of_class) for of_class in by_class) < 2:
+        return torch.zeros_like(teacher.offset)
+    mean = torch.stack([of_class.mean(dim=0) for of_class in by_class]).mean(dim=0)
+    variances = torch.stack([of_class.var(dim=0).sum() / len(of_class) for of_class in by_class])
+    return mean * _shrinkage(variances.sum() / classes**2, mean)
+
+
 def log_class_shares(
     records: Float[Tensor, " classes"], noise: Float[Tensor, " classes"] | float
 ) -> Float[Tensor, " classes"]:
@@ -229,5 +266,9 @@ def _answer_shift(public: Mapping[int, Readings], moments: Moments) -> Float[Ten
     feature_noise = (released.sum_noise / released.counts).square().sum() / classes**2
     sampling = (1 / released.counts).sum() / classes**2  # of the plain mean of the classes' means
     by_chance = feature_noise * slopes.square().sum() + logits.var(dim=0).sum() * sampling
-    shrinkage = (1 - by_chance / shift.square().sum()).clamp(0.0, 1.0).nan_to_num(0.0)
-    return shrinkage * shift
+    return shift * _shrinkage(by_chance, shift)
+
+
+def _shrinkage(by_chance: Float[Tensor, ""], found: Float[Tensor, " classes"]) -> Float[Tensor, ""]:
+    """Return James and Stein's factor of a vector whose squared length chance alone would make `by_chance`."""
+    return (1 - by_chance / found.square().sum()).clamp(0.0, 1.0).nan_to_num(0.0)

@@ -50,6 +50,7 @@ GLOSSARY = {
     "confidence": "mean probability of the likeliest class",
     "entropy": "mean entropy of the class probabilities, in nats",
     "answer offset": "mean logit of each class's answer, which calibration subtracts",
+    "classifier offset": "mean score of each class by the released classifiers over the texts, also subtracted",
     "class shares": "share of each class among the records, as released",
     "informative tokens": "tokens that the naive Bayes classifier uses",
     "token slope": "coefficient of the naive Bayes classifier's score",

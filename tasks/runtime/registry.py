@@ -17,7 +17,7 @@ RUN_STAGES = {
     "label_filter": 8,
     "loss_selection": 7,
     "category_balance": 3,
-    "labelling": 3,
+    "labelling": 4,
     "arm_eval": 7,
     "finetune_eval": 6,
     "mia_audit": 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,14 @@ import torch
 from scipy.special import softmax
 
 from gradmm.errors import InputError
-from gradmm.labelling.teacher import Readings, calibrated_model, read_texts, teacher_of
+from gradmm.labelling.teacher import (
+    Readings,
+    Teacher,
+    calibrated_model,
+    mean_released_scores,
+    read_texts,
+    teacher_of,
+)
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import tokenise_template
 from gradmm.target.features import TextFeatures, text_means
@@ -160,6 +168,61 @@ def test_class_sums_alone_shift_the_answer_and_count_the_classes_as_with_a_secon
     # Noise that drowns the counts leaves equal shares.
     drowned = teacher_of(public, identity(), Moments(moments.class_sums, None, 1e5))
     torch.testing.assert_close(drowned.log_shares.exp(), torch.full((2,), 0.5).double(), atol=0.02, rtol=0)
+
+
+def knowing_teacher() -> Teacher:
+    """A teacher with probe and token rates."""
+    moments = moments_of_records([3000, 1000], 0.0, 0.2)
+    return teacher_of(public_texts(), identity(), moments, naive_bayes(noise=1.0))
+
+
+def test_the_mean_of_the_released_scores_is_that_of_the_classes_means() -> None:
+    teacher, texts = knowing_teacher(), readings(90, 7, shift=0.3)
+    columns = torch.tensor([0] * 60 + [1] * 30)
+    found = mean_released_scores(teacher, texts, columns)
+    scores = teacher.released_scores(texts).numpy()
+    scores = scores - scores.mean(axis=1, keepdims=True)
+    parts = [scores[:60], scores[60:]]
+    mean = np.mean([part.mean(axis=0) for part in parts], axis=0)
+    chance = sum(part.var(axis=0, ddof=1).sum() / len(part) for part in parts) / 4
+    np.testing.assert_allclose(found.numpy(), mean * max(0.0, 1 - chance / (mean**2).sum()), rtol=1e-9)
+    assert 0.5 * abs(mean[0]) < abs(float(found[0])) < abs(mean[0])
+    assert float(found.sum()) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_what_all_texts_have_in_common_does_not_decide_their_labels() -> None:
+    """Texts that all lie aside of the records, in the direction of the probe, have no class for that."""
+    teacher = knowing_teacher()
+    texts, columns = readings(4000, 7), torch.arange(4000) % 2
+    moved = Readings(texts.logits, texts.features + torch.tensor([0.0, 0.3, 0.0, 0.0]).double(), texts.texts)
+    centred = [
+        dataclasses.replace(teacher, offset=teacher.offset + mean_released_scores(teacher, each, columns))
+        for each in (texts, moved)
+    ]
+    before, after = teacher.probabilities(texts), teacher.probabilities(moved)
+    assert float((after - before)[:, 0].mean()) > 0.2
+    before, after = centred[0].probabilities(texts), centred[1].probabilities(moved)
+    torch.testing.assert_close(after, before, atol=0.01, rtol=0)
+
+
+def test_few_texts_and_texts_of_one_class_are_labelled_as_they_are() -> None:
+    teacher = knowing_teacher()
+    for count, columns in ((20, [0] * 20), (3, [0, 0, 1])):
+        assert not mean_released_scores(teacher, readings(count, 7, shift=0.3), torch.tensor(columns)).any()
+    # Of texts like the records, where the mean of all is zero, that of four is mostly chance.
+    teacher = teacher_of(public_texts(), identity(), moments_of_records([3000, 3000], 0.0, 0.2))
+    squares = np.zeros(2)
+    for seed in range(200):
+        texts, columns = readings(8, seed), torch.arange(8) % 2
+        texts.features[:, 1] += 0.2 * (1 - 2 * columns)
+        scores = teacher.released_scores(texts).diff(dim=1).mean() / 2
+        squares += np.square([float(mean_released_scores(teacher, texts, columns)[1]), float(scores)])
+    assert squares[0] < 0.7 * squares[1]
+
+
+def test_without_a_release_the_offset_stays() -> None:
+    teacher = calibrated_model(public_texts())
+    assert not mean_released_scores(teacher, readings(40, 7), torch.arange(40) % 2).any()
 
 
 def test_a_count_below_zero_is_no_error() -> None:

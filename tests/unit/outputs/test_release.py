@@ -152,6 +152,7 @@ def run_record(
             "confidence": 0.75,
             "entropy": 0.5623,
             "answer_offset": dict.fromkeys(map(str, labels), 0.0321),
+            "classifier_offset": dict.fromkeys(map(str, labels), 0.0123),
             "class_shares": dict.fromkeys(map(str, labels), 0.5),
             "probe_shrinkage": 0.4321,
         },
