@@ -126,10 +126,22 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     spreads = ((centred @ inverse) * centred).sum(dim=1)
     of_means = (sum_noise / counts).square() * inverse.trace() + dimensions / counts
     by_chance = (1 - 2 * shares) * of_means + shares.square() @ of_means
-    shrinkages = (1 - by_chance / spreads).clamp(0.0, 1.0).nan_to_num(0.0)
+    shrinkages = james_stein_factor(by_chance, spreads)
     weights = shrinkages * (inverse @ centred.mT)
     biases = -shrinkages / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
     return Probe(features, list(moments.class_sums), weights, biases, float(shares @ shrinkages))
+
+
+def james_stein_factor(
+    by_chance: Float[Tensor, "*each"], squared: Float[Tensor, "*each"]
+) -> Float[Tensor, "*each"]:
+    """Return the positive-part James-Stein factor (1961), in [0, 1]: the share that chance does not explain.
+
+    Args:
+        by_chance: expected squared length of a vector of chance alone.
+        squared: squared length of the vector found; the factor of a zero vector is 0.
+    """
+    return (1 - by_chance / squared).clamp(0.0, 1.0).nan_to_num(0.0)
 
 
 def _inverse_covariance(moments: Moments, class_means: ClassMeans) -> Float[Tensor, "dimensions dimensions"]:

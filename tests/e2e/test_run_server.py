@@ -320,7 +320,7 @@ def _is_alive(process: psutil.Process) -> bool:
 def _servers(pid: int) -> list[psutil.Process]:
     """Children of a process that are Prefect servers.
 
-    What a server starts is not one, though it has the server's command line between its fork and its exec.
+    A process that a server has forked shows the server's command line until it calls exec, and is not counted.
     """
     found: dict[int, psutil.Process] = {}
     with suppress(psutil.NoSuchProcess):

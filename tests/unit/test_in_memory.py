@@ -11,15 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from scipy.special import softmax
 
 import gradmm
 import gradmm.data.splits
 import gradmm.in_memory
 from gradmm.audits.mechanism_audit import MechanismAudit
 from gradmm.errors import BudgetExhausted
+from gradmm.labelling.teacher import Readings, Teacher
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.model_reference import ModelReference
 
@@ -262,6 +265,31 @@ def test_a_target_can_be_kept_in_a_file(
     older = pickle.loads(pickle.dumps(target))
     assert older.plan.target.probe_covariance == "auto"
     assert gradmm.generate(language_model, older)["text"].tolist() == texts["text"].tolist()
+
+
+def test_labels_are_less_the_mean_of_the_released_scores(
+    recipe: Callable[..., gradmm.Recipe],
+    language_model: LanguageModel,
+    records: gradmm.LabelledTexts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = gradmm.target_gradient(language_model, recipe("privacy.epsilon=null"), records)
+    texts = gradmm.generate(language_model, target)
+    probabilities = []
+    for offset in ([0.0, 0.0], [0.5, -0.5]):
+
+        def mean(
+            _: Teacher, __: Readings, written_for: torch.Tensor, offset: list[float] = offset
+        ) -> torch.Tensor:
+            assert written_for.tolist() == texts["label"].tolist()
+            return torch.tensor(offset, dtype=torch.float64)
+
+        monkeypatch.setattr("gradmm.labelling.teacher.mean_released_scores", mean)
+        labelled = gradmm.label(language_model, target, texts)
+        assert labelled.attrs["classifier_offset"] == dict(zip("01", offset, strict=True))
+        probabilities.append(np.stack(labelled["probabilities"].tolist()))
+    expected = softmax(np.log(probabilities[0]) - [0.5, -0.5], axis=1)
+    np.testing.assert_allclose(probabilities[1], expected, rtol=1e-9)
 
 
 def test_an_audit_needs_one_schedule_and_a_model_from_files(

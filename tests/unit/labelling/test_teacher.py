@@ -209,7 +209,7 @@ def test_few_texts_and_texts_of_one_class_are_labelled_as_they_are() -> None:
     teacher = knowing_teacher()
     for count, columns in ((20, [0] * 20), (3, [0, 0, 1])):
         assert not mean_released_scores(teacher, readings(count, 7, shift=0.3), torch.tensor(columns)).any()
-    # Of texts like the records, where the mean of all is zero, that of four is mostly chance.
+    # These texts resemble the records: the true mean is zero, and the mean over eight of them is mostly chance.
     teacher = teacher_of(public_texts(), identity(), moments_of_records([3000, 3000], 0.0, 0.2))
     squares = np.zeros(2)
     for seed in range(200):
