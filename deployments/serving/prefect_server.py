@@ -26,6 +26,7 @@ from prefect.settings import (
 
 from gradmm.deployments.serving import server_process
 from gradmm.errors import InputError, ServerGone
+from gradmm.flows.runtime.stopping import raise_if_interrupted
 
 LOOPBACK, DEFAULT_PORT = "127.0.0.1", 4200
 START_SECONDS = 180
@@ -88,9 +89,13 @@ class Server:
 
         Raises:
             InputError: if its process ends first, or after `START_SECONDS`.
+            KeyboardInterrupt: if Ctrl-C has arrived, also where an import has lost it.
         """
         deadline = time.monotonic() + START_SECONDS
-        while not self.answers:
+        while True:
+            raise_if_interrupted()
+            if self.answers:
+                return
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 what = f"the Prefect server did not start ({self._last_words()})"
                 raise InputError(what, self.api, self.remedy)

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import select
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -32,7 +33,7 @@ from gradmm.deployments.serving.notify import notify
 from gradmm.deployments.serving.prefect_server import Server, server_of_one_run
 from gradmm.deployments.serving.serve import DEAD_AFTER_SECONDS, recipes_to_serve
 from gradmm.errors import InputError
-from gradmm.flows.runtime.stopping import STOPPED
+from gradmm.flows.runtime.stopping import STOPPED, stopped_by_signals
 from gradmm.lm.model_reference import ModelReference
 from tests.conftest import prefect_home
 from tests.flows.conftest import tiny_recipe_values
@@ -92,6 +93,14 @@ def test_the_reason_of_a_server_that_does_not_start_is_no_footnote() -> None:
     )
     server = Server("http://127.0.0.1:9/api", output=io.BytesIO(said.encode()))
     assert server._last_words() == "sqlite3.OperationalError: database or disk is full"
+
+
+def test_a_wait_for_the_server_ends_by_ctrl_c_that_an_import_has_lost() -> None:
+    with stopped_by_signals():
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            Server("http://127.0.0.1:9/api").wait()
 
 
 def test_runs_have_a_heartbeat_before_the_automation_takes_them_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
