@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from multiprocessing.process import BaseProcess
@@ -193,7 +193,8 @@ def _servers_ended() -> Iterator[None]:
         yield
     finally:
         for child in psutil.Process().children(recursive=True):
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def _set_clock(seconds: float) -> None:
