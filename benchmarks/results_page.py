@@ -49,12 +49,8 @@ RIVAL_STUDIES = (
 )
 STUDIES = (
     "largest-class",
-    "emotions-epsilons",
-    "emotions-six-epsilons",
-    "rotten_tomatoes-epsilons",
-    "sst2-epsilons",
-    "imdb-epsilons",
     "emotions-epsvec",
+    "imdb-2000",
     *RIVAL_STUDIES,
     "emotions-random",
     "emotions-six-random",
@@ -71,8 +67,11 @@ STUDIES = (
     "sst2-texts",
     "emotions-six-2000",
     "emotions-six-1000-steps",
-    "imdb-2000",
-    "imdb-epsilon-0.05",
+    "emotions-epsilons",
+    "emotions-six-epsilons",
+    "rotten_tomatoes-epsilons",
+    "sst2-epsilons",
+    "imdb-epsilons",
 )
 
 #: Each set's title, and its number of private records.
