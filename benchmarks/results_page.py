@@ -57,7 +57,6 @@ STUDIES = (
     "rotten_tomatoes-random",
     "sst2-random",
     "imdb-random",
-    "emotions-epsilon-0.05",
     "emotions-six-epsilon-0.05",
     "rotten_tomatoes-epsilon-0.05",
     "sst2-epsilon-0.05",
