@@ -57,7 +57,6 @@ STUDIES = (
     "sst2-random",
     "imdb-random",
     "emotions-six-epsilon-0.05",
-    "rotten_tomatoes-epsilon-0.05",
     "emotions-2000",
     "emotions-texts",
     "rotten_tomatoes-texts",
