@@ -21,6 +21,9 @@ from tests.flows.conftest import tiny_data as tiny_data
 from tests.flows.conftest import tiny_recipe_values
 from tests.flows.test_privacy import PRIVACY, SPACE
 
+#: The first of four shards is there, and its record is about to be written.
+IN_GENERATION = "open results/generation_shard/*"
+
 
 @pytest.fixture(scope="session")
 def recipe_values(tiny_data: Path, tiny_model: ModelReference) -> dict:

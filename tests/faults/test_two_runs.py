@@ -1,4 +1,4 @@
-"""Runs that are not alone: another one on the same root, a server that goes away, a clock that is set back.
+"""Two runs on one root, at once or one after the other with the clock set back.
 
 Elsewhere: two runs of a deployment, which takes one at a time (`tests/e2e/test_deployments.py`); processes and
 threads that race for a budget (`tests/unit/privacy/test_ledger.py`, `test_ledger_objects.py`); runs of one second
@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.accident import Accident
-from tests.faults.conftest import Watched, are_the_same, contents
+from tests.faults.conftest import IN_GENERATION, Watched, are_the_same, contents
 
 pytestmark = pytest.mark.faults
-
-#: The first of four shards is there, and its record is about to be written.
-IN_GENERATION = "open results/generation_shard/*"
 
 
 def two_at_once(watched: Watched, accident: Accident | None) -> list[int]:
@@ -45,24 +42,6 @@ def test_of_two_runs_one_takes_the_lock_of_the_other_that_was_killed_with_it(wat
     assert two_at_once(watched, Accident("kill", "rename stages/target_gradient/*.parquet")) == [-9, -9]
     assert watched.draws == 2
     watched.finish()
-
-
-def test_a_server_that_is_killed_is_told_in_one_line_and_the_next_run_goes_on(
-    watched: Watched, tmp_path: Path
-) -> None:
-    alone = replace(watched, runner=replace(watched.runner, api=None, home=tmp_path / "home"))
-    ended = alone.run(Accident("no server", IN_GENERATION))
-    assert "the Prefect server stopped answering" in ended.complaint
-    assert len(list(watched.path.glob("stages/generation_shard/*"))) >= 1
-    watched.targets, watched.draws = alone.targets, alone.draws
-    watched.finish()
-
-
-def test_a_server_that_comes_back_is_waited_for(watched: Watched, tmp_path: Path) -> None:
-    alone = replace(watched, runner=replace(watched.runner, api=None, home=tmp_path / "home"))
-    ended = alone.run(Accident("new server", IN_GENERATION))
-    assert ended.status == 0, ended.said
-    watched.is_as_undisturbed()
 
 
 def test_a_clock_that_was_set_back_changes_nothing(watched: Watched) -> None:
