@@ -56,7 +56,6 @@ STUDIES = (
     "rotten_tomatoes-random",
     "sst2-random",
     "imdb-random",
-    "emotions-six-epsilon-0.05",
     "emotions-2000",
     "emotions-texts",
     "rotten_tomatoes-texts",
