@@ -8,8 +8,10 @@ post-processing:
     S          the covariance within classes, mixed with that of public text (1/k in each of k directions) as if k
                more records had it; eigenvalues below the level of the noise are raised to it. If no second moment
                was released, that of public text alone
-    shrinkage  for each class, the share of its mean's distance from the others' that noise and sampling do not
-               explain (the positive part of James and Stein's estimator, in the metric of S); 0 for pure noise
+    shrinkage  for each class, the share of its mean's squared distance from the others' that is expected not to be
+               by noise and sampling: tau / (tau + chance), in the metric of S, with one prior variance tau of the
+               class means that is estimated from all classes (Efron and Morris, 1975). 0 for pure noise; for two
+               classes the positive part of James and Stein's estimator
 
 With the mean m of the class means, weighted by the counts, and d_c = shrinkage_c (m_c - m), the logits are
 d_c^T S^-1 (phi - m) - d_c^T S^-1 d_c / 2. Second moments for private regression are due to McSherry and Mironov
@@ -126,7 +128,10 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     spreads = ((centred @ inverse) * centred).sum(dim=1)
     of_means = (sum_noise / counts).square() * inverse.trace() + dimensions / counts
     by_chance = (1 - 2 * shares) * of_means + shares.square() @ of_means
-    shrinkages = james_stein_factor(by_chance, spreads)
+    # Expected spreads of class means with variance 1. A class with much noise counts for little in the prior.
+    of_unit_means = 1 - 2 * shares + shares.square().sum()
+    prior = ((spreads / by_chance - 1).sum() / (of_unit_means / by_chance).sum()).clamp_min(0.0)
+    shrinkages = prior * of_unit_means / (prior * of_unit_means + by_chance)
     weights = shrinkages * (inverse @ centred.mT)
     biases = -shrinkages / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
     return Probe(features, list(moments.class_sums), weights, biases, float(shares @ shrinkages))
