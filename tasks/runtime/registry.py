@@ -12,7 +12,7 @@ RUN_STAGES = {
     "mechanism_audit": 3,
     "target_gradient": 4,
     "word_tilt": 2,
-    "generation_shard": 13,
+    "generation_shard": 14,
     "generation": 10,
     "label_filter": 9,
     "loss_selection": 7,
