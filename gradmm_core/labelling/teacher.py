@@ -43,7 +43,7 @@ from gradmm.storage.artifacts import StageOutput
 from gradmm.target.features import TextFeatures, text_means
 from gradmm.target.matched_target import released_moments, released_naive_bayes
 from gradmm.target.naive_bayes import NaiveBayes
-from gradmm.target.probe import Moments, Probe, fit_probe, james_stein_factor
+from gradmm.target.probe import Moments, Probe, fit_probe
 from gradmm.target.target_space import features_from_table, public_texts
 
 #: Leading features that the regression of the model's answers uses. More of them describe public texts only.
@@ -229,7 +229,7 @@ def mean_released_scores(
         return torch.zeros_like(teacher.offset)
     mean = torch.stack([of_class.mean(dim=0) for of_class in by_class]).mean(dim=0)
     variances = torch.stack([of_class.var(dim=0).sum() / len(of_class) for of_class in by_class])
-    return mean * james_stein_factor(variances.sum() / classes**2, mean.square().sum())
+    return mean * _james_stein_factor(variances.sum() / classes**2, mean.square().sum())
 
 
 def log_class_shares(
@@ -266,4 +266,16 @@ def _answer_shift(public: Mapping[int, Readings], moments: Moments) -> Float[Ten
     feature_noise = (released.sum_noise / released.counts).square().sum() / classes**2
     sampling = (1 / released.counts).sum() / classes**2  # of the plain mean of the classes' means
     by_chance = feature_noise * slopes.square().sum() + logits.var(dim=0).sum() * sampling
-    return shift * james_stein_factor(by_chance, shift.square().sum())
+    return shift * _james_stein_factor(by_chance, shift.square().sum())
+
+
+def _james_stein_factor(
+    by_chance: Float[Tensor, "*each"], squared: Float[Tensor, "*each"]
+) -> Float[Tensor, "*each"]:
+    """Return the positive-part James-Stein factor (1961), in [0, 1]: the share that chance does not explain.
+
+    Args:
+        by_chance: expected squared length of a vector of chance alone.
+        squared: squared length of the vector found; the factor of a zero vector is 0.
+    """
+    return (1 - by_chance / squared).clamp(0.0, 1.0).nan_to_num(0.0)

@@ -127,26 +127,15 @@ def fit_probe(features: TextFeatures, moments: Moments) -> Probe:
     centred = means - mean
     spreads = ((centred @ inverse) * centred).sum(dim=1)
     of_means = (sum_noise / counts).square() * inverse.trace() + dimensions / counts
-    by_chance = (1 - 2 * shares) * of_means + shares.square() @ of_means
-    # Expected spreads of class means with variance 1. A class with much noise counts for little in the prior.
-    of_unit_means = 1 - 2 * shares + shares.square().sum()
+    # Each of `centred` is a sum of the means, with the square roots of these factors.
+    factors = (torch.eye(len(shares)).to(shares) - shares).square()
+    by_chance, of_unit_means = factors @ of_means, factors.sum(dim=1)
+    # A class with much noise counts for little in the prior.
     prior = ((spreads / by_chance - 1).sum() / (of_unit_means / by_chance).sum()).clamp_min(0.0)
     shrinkages = prior * of_unit_means / (prior * of_unit_means + by_chance)
     weights = shrinkages * (inverse @ centred.mT)
     biases = -shrinkages / 2 * (centred * weights.mT).sum(dim=1) - mean @ weights
     return Probe(features, list(moments.class_sums), weights, biases, float(shares @ shrinkages))
-
-
-def james_stein_factor(
-    by_chance: Float[Tensor, "*each"], squared: Float[Tensor, "*each"]
-) -> Float[Tensor, "*each"]:
-    """Return the positive-part James-Stein factor (1961), in [0, 1]: the share that chance does not explain.
-
-    Args:
-        by_chance: expected squared length of a vector of chance alone.
-        squared: squared length of the vector found; the factor of a zero vector is 0.
-    """
-    return (1 - by_chance / squared).clamp(0.0, 1.0).nan_to_num(0.0)
 
 
 def _inverse_covariance(moments: Moments, class_means: ClassMeans) -> Float[Tensor, "dimensions dimensions"]:

@@ -276,7 +276,7 @@ def test_without_noise_every_guess_is_correct(adjacency: str, monkeypatch: pytes
 def test_a_correct_mechanism_passes_with_half_its_epsilon_certified() -> None:
     audit = audit_of(make_mechanism(), GRADIENT, confidence=0.95, draws=30_000)
     assert audit.repeated_draws.passes
-    assert 0.4 < audit.repeated_draws.certified_epsilon < 1.0  # below 0.4 with one seed of 150
+    assert 0.4 < audit.repeated_draws.certified_epsilon < 1.0  # a normal fit to 200 seeds has one of 150 below 0.4
     assert audit.repeated_draws.expected_certified_epsilon == pytest.approx(0.53, abs=0.03)
     assert audit.repeated_draws.auc == pytest.approx(0.5753, abs=0.01)
 
