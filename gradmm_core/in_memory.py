@@ -64,6 +64,7 @@ from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.storage.artifacts import StageRows
 from gradmm.target.matched_target import released_moments, released_token_sums
+from gradmm.target.preflight import check_rounding
 from gradmm.target.probe import Moments
 from gradmm.target.tables import matrix_of
 from gradmm.target.target_gradient import TargetSums, released_target, target_sums
@@ -194,6 +195,7 @@ def target_gradient(
         ledger.check(budget_of(recipe.privacy, plan.mechanism), release)  # fail early; `charge` checks again
         ledger.stated_releases(recipe.privacy.unit_column)  # a damaged ledger is found before the charge
     template = _template(language_model, recipe)
+    check_rounding(recipe, template)
     space = None
     if plan.target.uses_public_text:
         instructions, norm = recipe.instructions, plan.norms.gradient

@@ -70,8 +70,8 @@ class LabelledTexts:
         Args:
             texts: anything but a string counts as a missing text.
             labels: integers, those of the recipe's classes.
-            units: names of the units of privacy, such as user ids. None: each row is a unit. White space
-                around strings is removed.
+            units: names of the units of privacy, such as user ids. None: each row is a unit. As in a file, 1,
+                1.0 and "1" are one name, and white space around names is removed.
 
         Raises:
             InputError: for a row without a text or without a unit. The message has the row's number, not its text.
@@ -249,9 +249,11 @@ def _numbered(names: np.ndarray | None) -> tuple[tuple[int, ...] | None, tuple[s
     return tuple(numbers.tolist()), tuple(map(str, different))
 
 
-def _unit_name(unit: Hashable) -> Hashable:
-    """Return a unit's name without white space around it; None for one that stands for no name."""
-    name = unit.strip() if isinstance(unit, str) else unit
+def _unit_name(unit: Hashable) -> str | None:
+    """Return a unit's name as text, as a file has it, without white space around it; None if it names nothing."""
+    if isinstance(unit, float | np.floating) and unit.is_integer():
+        unit = int(unit)
+    name = str(unit).strip()
     return None if name in NO_NAMES else name
 
 

@@ -22,7 +22,7 @@ def balance_categories(texts: pd.DataFrame, settings: CategoryBalanceSettings) -
     # The running mean of sorted losses increases, so the texts up to the threshold are the first ones.
     position = losses.cumcount() + 1
     running_mean = losses.cumsum() / position
-    below = running_mean <= threshold + 1e-12
+    below = running_mean <= threshold * (1 + 1e-9) + 1e-12
     kept = below | (position <= settings.floor)
     reason = kept.map({True: "", False: "its class matches worse than the best class"})
     return ordered.assign(kept=kept, reason=reason)

@@ -13,6 +13,16 @@ from gradmm.gradients.head_gradient import HeadGradients
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 
+#: Vectors with more coordinates are not built for the floating-point sampler, but summed by their factors.
+MAX_BUILT = 2**17
+
+
+def clip_scales(
+    norms: Float[Tensor, " records"], clipping_norm: float | Float[Tensor, " records"]
+) -> Float[Tensor, " records"]:
+    """Compute min(1, C / norm), the factor that clips each vector to norm C, one for all or each one's own."""
+    return (clipping_norm / norms).clamp_max(1.0)
+
 
 @dataclass
 class ExactSum:
@@ -63,18 +73,22 @@ class ClippedSum(ExactSum):
             clipping_norm: one for all records, or each one's own.
             counted: false for records that count as zero; None: all are counted.
         """
-        norms, scales = gradients.norms(), gradients.clip_scales(clipping_norm)
+        coordinates = gradients.residual.shape[-1] * gradients.hidden.shape[-1]
+        built = mechanism is not None and (mechanism.discrete or coordinates <= MAX_BUILT)
+        # By factors, the norm of a vector near the centre is a small difference of large numbers: it may be wrong.
+        vectors = gradients.materialise() if built else None
+        norms = gradients.norms() if vectors is None else vectors.flatten(1).norm(dim=1)
         if counted is None:
             counted = torch.ones_like(norms, dtype=torch.bool)
-        if mechanism is not None and mechanism.discrete:
-            longest = clipping_norm * (1 - 1e-9)  # a margin for rounding
-            vectors = gradients.materialise() * (scales * (1 - 1e-9))[:, None, None]
-            # The norm of a vector near the centre is a small difference of large numbers, and may be wrong.
-            again = (longest / vectors.flatten(1).norm(dim=1)).clamp_max(1.0)
-            vectors = (vectors * again[:, None, None])[counted].cpu().numpy()
-            self.add_part(torch.from_numpy(mechanism.quantise(vectors).sum(axis=0)))
+        if vectors is None:
+            self.add_part(gradients.select(counted).weighted_sum(clip_scales(norms, clipping_norm)[counted]).cpu())
+        elif mechanism is not None and mechanism.discrete:
+            scales = clip_scales(norms, clipping_norm * (1 - 1e-9))  # a margin for rounding
+            clipped = (vectors * scales[:, None, None])[counted]
+            self.add_part(torch.from_numpy(mechanism.quantise(clipped.cpu().numpy()).sum(axis=0)))
         else:
-            self.add_part(gradients.select(counted).weighted_sum(scales[counted]).cpu())
+            clipped = vectors * clip_scales(norms, clipping_norm)[:, None, None]
+            self.add_part(clipped[counted].sum(dim=0).cpu())
         self.clipped += int((norms > clipping_norm)[counted].sum())
         return self
 

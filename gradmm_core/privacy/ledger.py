@@ -135,6 +135,13 @@ class Entry(Settings):
     sha256: str | None = None
 
 
+def _for_one_record(release: Release) -> Release:
+    """Bound the change by one record. Adding a record to a unit replaces the unit's vector by another one."""
+    if release.unit_column is None:
+        return release
+    return release.model_copy(update={"clipping_norm": 2 * release.clipping_norm})
+
+
 def composed_epsilon(releases: Iterable[Release], delta: float, adjacency: Adjacency) -> float:
     """Compute epsilon at delta of all releases together, under adaptive composition.
 
@@ -271,9 +278,9 @@ class Ledger:
         """Read all releases under the root that a published guarantee composes, whichever data they are from.
 
         Which ledgers share a record with these data depends on single records: a published number of related
-        releases would tell who is in both data sets. Guarantees for one record compose with those for units, which
-        cover each of their records. Guarantees for a unit compose with others for the same unit only; related data
-        cannot have been released under another one.
+        releases would tell who is in both data sets. Guarantees for one record compose with those for units, whose
+        vectors one record may turn round: they have twice the norm here. Guarantees for a unit compose with others
+        for the same unit only; related data cannot have been released under another one.
 
         Args:
             unit_column: of the guarantee, as in `Release`.
@@ -282,7 +289,9 @@ class Ledger:
             InputError: if a ledger is damaged or was edited.
         """
         releases = [entry.release for ledger in self._within(self.file.parent) for entry in ledger.entries()]
-        return [each for each in releases if unit_column in (None, each.unit_column)]
+        if unit_column is None:
+            return [_for_one_record(each) for each in releases]
+        return [each for each in releases if each.unit_column == unit_column]
 
     def spent(self, delta: float, adjacency: Adjacency) -> float:
         """Compute the composed epsilon of `all_entries`, finished or not."""

@@ -19,10 +19,12 @@ GRID_BITS = 20
 
 #: Bound on the rounding errors of a sum in float64, relative to the clipping norm. Each batch is summed by a
 #: matrix product, with an error of at most 2^-53 times the number of its terms times the sum of their norms;
-#: batches are added without error. Up to `MAX_TERMS` records x rows of a batch x response tokens, the bound holds
-#: if no term of a clipped vector, before the centre is subtracted, is longer than 16 C.
+#: batches are added without error. The bound holds up to `MAX_TERMS` records x rows of a batch x response tokens,
+#: if no term of a clipped vector is longer than `MAX_TERM` C. Terms are longer than C only where a centre is
+#: subtracted from a product of factors.
 SUM_SLACK = 2.0**-20
 MAX_TERMS = 2**28
+MAX_TERM = 16
 
 
 class GaussianMechanism(Settings):
@@ -186,7 +188,11 @@ def analytic_multiplier(epsilon: float, delta: float) -> float:
 
 @lru_cache
 def discrete_multiplier(epsilon: float, delta: float) -> float:
-    """Compute the smallest sigma / sensitivity of the discrete Gaussian with `zcdp_epsilon` at most epsilon."""
+    """Compute the smallest sigma / sensitivity of the discrete Gaussian with `zcdp_epsilon` at most epsilon.
+
+    Raises:
+        InputError: if the epsilon is too small for the conversion from zCDP.
+    """
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian  # late: the import takes a second
 
     analytic = get_sigma_gaussian(epsilon, delta)
@@ -194,6 +200,9 @@ def discrete_multiplier(epsilon: float, delta: float) -> float:
     def excess(multiplier: float) -> float:
         return zcdp_epsilon(0.5 / multiplier**2, delta) - epsilon
 
+    if excess(4 * analytic) > 0:
+        problem = f"no discrete noise is known to have an epsilon of {epsilon:g} at a delta of {delta:g}"
+        raise InputError(problem, "privacy.epsilon", "set a larger one, or privacy.sampler=floating-point")
     multiplier: float = brentq(excess, 0.9 * analytic, 4 * analytic, xtol=1e-9 * analytic)  # pyright: ignore
     while excess(multiplier) > 0:
         multiplier *= 1 + 1e-9

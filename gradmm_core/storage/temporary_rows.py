@@ -96,7 +96,13 @@ class _NamelessFile:
         self.stream = tempfile.TemporaryFile()  # noqa: SIM115
 
     def read(self, start: int, size: int) -> bytes:
-        return os.pread(self.stream.fileno(), size, start)
+        content = b""
+        while len(content) < size:  # one call reads at most 2 GiB
+            part = os.pread(self.stream.fileno(), size - len(content), start + len(content))
+            if not part:
+                raise EOFError(f"{len(content)} of {size} bytes are left in the temporary file")
+            content += part
+        return content
 
     def __del__(self) -> None:
         self.stream.close()

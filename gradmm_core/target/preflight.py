@@ -8,7 +8,8 @@ from typing import Any
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import PrivacySettings, Settings
 from gradmm.errors import InputError
-from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.lm.template import TokenisedTemplate
+from gradmm.privacy.mechanism import MAX_TERMS, GaussianMechanism
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.privacy.sensitivity import ReleaseNorms
 
@@ -106,6 +107,22 @@ def delta_warning(settings: PrivacySettings) -> str:
         f"WARNING: privacy.delta {delta:.3g} times {records} declared records is {delta * records:.2g}: a "
         f"guarantee with this delta would allow as many records to be published. Set less than {below:.2g}"
     )
+
+
+def check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
+    """Check that rounding cannot move a private sum by more than the sensitivity allows for (`SUM_SLACK`).
+
+    Raises:
+        InputError: if it could.
+    """
+    records = recipe.privacy.declared_records
+    if recipe.privacy.epsilon is None or recipe.privacy.sampler == "discrete" or records is None:
+        return
+    rows = recipe.privacy.max_rows_per_unit or 1
+    most = MAX_TERMS // (records * rows * max(map(len, template.responses.values())))
+    if recipe.target_gradient.batch_size > most:
+        fix = f"set at most {most}, or privacy.sampler=discrete" if most else "set privacy.sampler=discrete"
+        raise InputError(f"sums of {records:,} records are rounded too much", "target_gradient.batch_size", fix)
 
 
 def preflight_lines(expected: list[ExpectedCosine], names: dict[int, str]) -> list[str]:

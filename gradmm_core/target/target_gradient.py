@@ -23,8 +23,8 @@ from gradmm.errors import InputError
 from gradmm.gradients.full_gradient import example_gradient
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenIds, TokenisedTemplate, token_counts, tokenise_split
-from gradmm.privacy.clipped_sum import RecordSums
-from gradmm.privacy.mechanism import GaussianMechanism
+from gradmm.privacy.clipped_sum import MAX_BUILT, RecordSums
+from gradmm.privacy.mechanism import MAX_TERM, GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target.checkpoint import UnfinishedSums
 from gradmm.target.probe import Moments, fit_probe
@@ -176,9 +176,11 @@ def target_sums(
 
     Raises:
         InputError: without a mechanism, if a text has no tokens, or a class's gradients vanish or are not finite;
-            with one, if no sensitivity can be stated, see `RecordBatches`.
+            with one, if no sensitivity can be stated, see `RecordBatches`, or if the centres are too long.
     """
     private = mechanism is not None
+    if mechanism is not None and not mechanism.discrete:
+        _check_centres(space, clipping_norm)
     texts = tokenise_split(
         language_model.tokenizer, data.texts, template.max_text_tokens, None if private else "train"
     )
@@ -214,6 +216,18 @@ def target_sums(
                 "use another model",
             )
     return sums
+
+
+def _check_centres(space: TargetSpace, clipping_norm: float) -> None:
+    """Check that subtracting a centre from products of factors cannot round a sum by more than `SUM_SLACK` C."""
+    longest = max((float(each.norm()) for each in space.centres.values() if each.numel() > MAX_BUILT), default=0.0)
+    if 1 + longest / clipping_norm > MAX_TERM:
+        at_least = 1.1 * longest / (MAX_TERM - 1)
+        raise InputError(
+            f"{clipping_norm:g} is too little beside centres of norm {longest:.3g}",
+            "privacy.clipping_norm",
+            f"set at least {at_least:.2g}, target_gradient.centred=false or privacy.sampler=discrete",
+        )
 
 
 def _full_gradient_sums(

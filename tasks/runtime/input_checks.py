@@ -15,14 +15,12 @@ from gradmm.config.recipe import Recipe
 from gradmm.errors import InputError, together
 from gradmm.lm.model_reference import ModelReference
 from gradmm.lm.prompt_template import PromptTemplate
-from gradmm.privacy.mechanism import MAX_TERMS
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import DataReference, read_model
 from gradmm.tasks.runtime.stage_task import RunContext
 
 if TYPE_CHECKING:
     from gradmm.evaluation.memory_plan import MemoryPlan
-    from gradmm.lm.template import TokenisedTemplate
 
 
 def check_model(
@@ -41,6 +39,7 @@ def check_model(
     from gradmm.filters.label_filter import exemplar_context
     from gradmm.generation.endpoint import check_endpoint
     from gradmm.generation.generation import check_generation
+    from gradmm.target.preflight import check_rounding
 
     language_model, template = read_model(context, model, prompt_template)
     tokens = recipe.generation.text_tokens
@@ -48,7 +47,7 @@ def check_model(
     endpoint = recipe.generation.endpoint
     plan, *_ = together(
         partial(memory_plan, recipe, language_model, template),
-        partial(_check_rounding, recipe, template),
+        partial(check_rounding, recipe, template),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes
@@ -58,18 +57,6 @@ def check_model(
     if recipe.label_filter.enabled:
         exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)
     return plan
-
-
-def _check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
-    """Raise an InputError if rounding a private sum could move it by more than the sensitivity allows for."""
-    records = recipe.privacy.declared_records
-    if recipe.privacy.epsilon is None or recipe.privacy.sampler == "discrete" or records is None:
-        return
-    rows = recipe.privacy.max_rows_per_unit or 1
-    most = MAX_TERMS // (records * rows * max(map(len, template.responses.values())))
-    if recipe.target_gradient.batch_size > most:
-        fix = f"set at most {most}, or privacy.sampler=discrete" if most else "set privacy.sampler=discrete"
-        raise InputError(f"sums of {records:,} records are rounded too much", "target_gradient.batch_size", fix)
 
 
 @task(name="model_check", persist_result=False, result_serializer="json")

@@ -19,8 +19,9 @@ from torch import Tensor
 from gradmm.audits.mechanism_audit import MechanismAudit, mechanism_audit
 from gradmm.config.settings import MechanismAuditSettings
 from gradmm.gradients.head_gradient import HeadGradients
+from gradmm.privacy import clipped_sum
 from gradmm.privacy import mechanism as mechanism_module
-from gradmm.privacy.clipped_sum import RecordSums, RecordVectors
+from gradmm.privacy.clipped_sum import ClippedSum, RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 from gradmm.target import target_gradient
@@ -47,19 +48,31 @@ def audit(mechanism: GaussianMechanism, draws: int = DRAWS) -> MechanismAudit:
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HeadGradients, "clip_scales", lambda self, _: torch.ones(len(self.hidden)))
+    patch.setattr(clipped_sum, "clip_scales", lambda norms, _: torch.ones_like(norms))
 
 
 def clipping_to_twice_the_norm(patch: pytest.MonkeyPatch) -> None:
-    ours = HeadGradients.clip_scales
-    patch.setattr(HeadGradients, "clip_scales", lambda self, norm: ours(self, 2 * norm))
+    ours = clipped_sum.clip_scales
+    patch.setattr(clipped_sum, "clip_scales", lambda norms, norm: ours(norms, 2 * norm))
 
 
 def clipping_before_the_centre_is_subtracted(patch: pytest.MonkeyPatch) -> None:
-    ours = HeadGradients.clip_scales
-    patch.setattr(
-        HeadGradients, "clip_scales", lambda self, norm: ours(HeadGradients(self.residual, self.hidden), norm)
-    )
+    ours = ClippedSum.add
+
+    def add(
+        self: ClippedSum,
+        gradients: HeadGradients,
+        norm: Tensor,
+        mechanism: GaussianMechanism | None,
+        counted: Tensor,
+    ) -> ClippedSum:
+        if gradients.centre is None:
+            return ours(self, gradients, norm, mechanism, counted)
+        scales = HeadGradients(gradients.residual, gradients.hidden).clip_scales(norm)
+        self.add_part(gradients.select(counted).weighted_sum(scales[counted]))
+        return self
+
+    patch.setattr(ClippedSum, "add", add)
 
 
 def part_norms_that_add_to_twice_the_square(patch: pytest.MonkeyPatch) -> None:

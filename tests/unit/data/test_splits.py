@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -576,6 +577,16 @@ def test_rows_used_are_the_first_of_each_unit() -> None:
         ("a", "b", "c", "e", "f"), (0, 1, 0, 0, 1), (0, 1, 0, 1, 2), data.unit_names
     )
     assert data.used(9).texts == data.texts
+
+
+def test_a_units_name_is_the_text_that_a_file_has() -> None:
+    units = [1, "1", 1.0, np.float32(1), " ann", "ann ", 1.5]
+    data = LabelledTexts.of("abcdefg", [0] * 7, units=units)
+    assert data.units == (0, 0, 0, 0, 1, 1, 2)
+    assert data.unit_names == ("1", "ann", "1.5")
+    for none in (None, float("nan"), pd.NA, pd.NaT, " "):
+        with pytest.raises(InputError, match="row 1 has no unit"):
+            LabelledTexts.of("ab", [0, 0], units=[("x", 1), none])
 
 
 def test_min_words_does_not_excuse_empty_texts_elsewhere(folder: Path) -> None:

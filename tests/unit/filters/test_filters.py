@@ -147,6 +147,16 @@ def test_category_balance_brings_no_class_above_the_best_unless_at_the_floor(
             assert sum(more) / len(more) > mark
 
 
+def test_the_best_class_keeps_all_texts_whatever_the_size_of_the_losses() -> None:
+    """Its mean and the last of its running means differ by rounding."""
+    random = np.random.default_rng(0)
+    for size in (1e-6, 1.0, 1e4, 1e8):
+        for _ in range(50):
+            best = size * random.random(50)
+            balanced = balance_categories(texts(best.tolist(), (9 * best).tolist()), CategoryBalanceSettings())
+            assert balanced[balanced["label"] == 0]["kept"].all()
+
+
 def test_category_balance_can_be_switched_off() -> None:
     settings = CategoryBalanceSettings(enabled=False)
     assert balance_categories(texts([0.1], [0.9]), settings)["kept"].all()

@@ -217,6 +217,15 @@ def test_a_release_counts_in_all_ledgers_that_share_a_record(tmp_path: Path, pla
     assert one.spent(DELTA, "add-or-remove") == pytest.approx(other.spent(DELTA, "add-or-remove")) != 1.0
 
 
+def test_a_release_by_units_counts_double_for_one_record(tmp_path: Path) -> None:
+    """A unit of one record at v, which is joined by one at -3 v, has the mean -v: a change by 2 C."""
+    own, other = (Ledger.of(tmp_path, name) for name in ("own", "other"))
+    released(own)
+    released(other, unit_column="person")
+    assert [each.clipping_norm for each in own.stated_releases(None)] == [2.0, 1.0]  # "other" is first by name
+    assert [each.clipping_norm for each in own.stated_releases("person")] == [1.0]
+
+
 @pytest.mark.parametrize("place", ["folder", "object store"])
 def test_data_are_judged_before_they_are_counted(tmp_path: Path, place: str) -> None:
     root = tmp_path if place == "folder" else location(f"memory://{uuid4().hex}")

@@ -76,6 +76,11 @@ def test_discrete_noise_spends_its_epsilon_and_is_somewhat_larger(epsilon: float
     assert rho + 2 * math.sqrt(rho * math.log(1 / delta)) >= epsilon * (1 - 1e-6)
 
 
+def test_an_epsilon_below_what_zcdp_converts_to_is_refused_for_discrete_noise() -> None:
+    with pytest.raises(InputError, match=r"epsilon of 1e-06 at a delta of 1e-10; set a larger one"):
+        discrete_multiplier(1e-6, 1e-10)
+
+
 def test_the_papers_formula_is_refused_where_it_does_not_hold() -> None:
     assert gaussian_mechanism(PrivacySettings(epsilon=1.0, delta=1e-4, calibration="paper")) is not None
     with pytest.raises(InputError, match=r"privacy\.calibration: the paper's formula spends a delta of 0\.00027"):

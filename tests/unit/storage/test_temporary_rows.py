@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,17 @@ def test_blocks_do_not_show() -> None:
     odd = np.arange(1, len(expected), 2)
     assert list(rows.take(odd)) == expected[1::2]
     assert list(rows.take(odd[::-1])) == expected[1::2][::-1]
+
+
+def test_a_system_that_reads_less_than_was_asked_for_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux does above 2 GiB."""
+    whole = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, start: whole(file, min(size, 7), start))
+    expected = [b"a" * size for size in (20, 0, 3, 9)]
+    assert list(written(expected)) == expected
+    monkeypatch.setattr(os, "pread", lambda *_: b"")
+    with pytest.raises(EOFError, match="0 of 32 bytes"):
+        list(written(expected))
 
 
 def test_rows_are_decoded() -> None:

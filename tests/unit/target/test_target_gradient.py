@@ -15,6 +15,7 @@ from gradmm.gradients.full_gradient import example_gradient
 from gradmm.gradients.head_gradient import head_gradients
 from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import TokenisedTemplate, make_batch
+from gradmm.privacy import clipped_sum
 from gradmm.privacy.clipped_sum import ClippedSum, RecordSums, RecordVectors
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
@@ -87,6 +88,24 @@ def test_one_record_more_moves_the_target_by_no_more_than_c(
     whole, part = (target_sums(phi, template, data, settings, 0.1, None).values for data in (DATA, fewer))
     difference = torch.stack([whole[label] - part[label] for label in (0, 1)])
     assert 0 < float(difference.norm()) <= 0.1 * (1 + 1e-6)
+
+
+def test_long_centres_of_the_whole_vocabulary_are_refused_beside_a_small_clipping_norm(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record's factors are then summed without its vector, whose terms would be much longer than C."""
+    centred = replace(FULL, centres=dict.fromkeys((0, 1), torch.zeros_like(phi.head, dtype=torch.float64)))
+    centred.centres[1][0, 0] = 2.0
+    settings = TargetGradientSettings()
+    target_sums(phi, template, DATA, settings, 0.1, MECHANISM, centred)  # built, so clipped by its own norm
+    monkeypatch.setattr(clipped_sum, "MAX_BUILT", phi.head.numel() - 1)
+    monkeypatch.setattr(target_gradient, "MAX_BUILT", phi.head.numel() - 1)
+    target_sums(phi, template, DATA, settings, 0.15, MECHANISM, centred)
+    target_sums(phi, template, DATA, settings, 0.1, MECHANISM.model_copy(update={"sampler": "discrete"}), centred)
+    with pytest.raises(
+        InputError, match=r"clipping_norm: 0\.1 is too little beside centres of norm 2; set at least 0\.15"
+    ):
+        target_sums(phi, template, DATA, settings, 0.1, MECHANISM, centred)
 
 
 @pytest.fixture(scope="session")
