@@ -59,7 +59,7 @@ class Distillation:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the release, composed with all earlier ones from the same data."""
+        """The guarantee of the release, composed with all others under the root that count the same unit."""
         return self.record.guarantee
 
 
@@ -88,10 +88,10 @@ def distil(
         data: A frame or data set, or the path of a file or folder that `gradmm init` reads. A frame is written to
             `<root>/frames`, where only you can read it.
         model: Causal language model: a local folder or a hub id.
-        epsilon: Of the guarantee. None: no guarantee.
+        epsilon: Epsilon of the guarantee. None: no guarantee.
         text: Column of the texts. Default: detected.
         label: Column of the labels. Default: detected.
-        name: Of the recipe and, for a frame, of the ledger that counts the releases from it.
+        name: Name of the recipe and, for a frame, of the ledger that counts the releases from it.
         root: Folder, or URL in an object store, that holds stages, runs and ledgers.
         instructions: For classes by name, what the model goes on from. Default: a plain sentence for each.
         settings: Changes to the recipe, as for `--set`: "generation.per_class=100".

@@ -1,6 +1,6 @@
 """Synthetic training sentences from private labelled text, with a differential-privacy guarantee.
 
-Packages, lowest first; each imports only from those before it. `tasks`, `flows` and `deployments` lie beside this
+Packages, roughly from low to high; `pyproject.toml` has the order in which they may import. `tasks`, `flows` and `deployments` lie beside this
 folder in the repository, and are installed below it:
 
     errors      errors that a user can act on

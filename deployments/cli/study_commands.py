@@ -31,7 +31,7 @@ class StudyOptions(Changes):
     """Options of every study.
 
     Args:
-        seeds: Seeds of fine-tuning. Default: the recipe's finetune_eval.seeds.
+        seeds: Seeds, each of which generates and fine-tunes anew. Default: the recipe's finetune_eval.seeds.
     """
 
     seeds: Integers = ()

@@ -49,7 +49,7 @@ class Recipe(Settings):
             pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100, description="Names the runs, and the release's card."
         ),
     ]
-    description: str = Field(default="", description="Of the recipe, in a line.")
+    description: str = Field(default="", description="One-line description of the recipe.")
     data: DataSettings
     classes: Annotated[tuple[ClassSettings, ...], Field(min_length=2)]
     template: TemplateSettings = TemplateSettings()
@@ -65,7 +65,7 @@ class Recipe(Settings):
     finetune_eval: FinetuneEvalSettings = FinetuneEvalSettings()
     mechanism_audit: MechanismAuditSettings = MechanismAuditSettings()
     mia_audit: MiaAuditSettings = MiaAuditSettings()
-    seed: Seed = Field(default=0, description="Of everything random but the noise.")
+    seed: Seed = Field(default=0, description="Seed of all random numbers except the noise.")
     execution: ExecutionSettings = ExecutionSettings()
 
     @property

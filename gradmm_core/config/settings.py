@@ -199,8 +199,8 @@ class PrivacySettings(Settings):
     )
     redraw: bool = Field(
         default=False,
-        description="Draw and charge a new target in every run. Otherwise a run on unchanged data uses the target "
-        "again, so that another release shows that the data have changed.",
+        description="Draw and charge a new target in every run. If false, a run on unchanged data uses the target "
+        "again, so that a new release reveals that the data changed.",
     )
     unsafe_noise_seed: int | None = Field(default=None, description="For tests only: voids the guarantee.")
 
@@ -318,8 +318,8 @@ class WordTiltSettings(Settings):
     )
     emphasis: Annotated[float, Field(ge=0, le=2)] = Field(
         default=0.5,
-        description="How much more often than records the texts contain words that distinguish a class: "
-        "exp(emphasis x the word's evidence) times, with evidence in nats, at most 2, if strength is 1.",
+        description="Write words that distinguish a class exp(strength x emphasis x evidence) times as often as "
+        "its records do. The evidence of a word, in nats, is capped at 2.",
     )
     iterations: Annotated[int, Field(ge=0)] = Field(
         default=4,
@@ -338,7 +338,7 @@ class AdmmSettings(Settings):
     )
     iterations: Count = Field(default=30, description="Updates of X, Z and the dual variable.")
     inner_steps: Count = Field(default=50, description="Adam steps on X in each iteration.")
-    learning_rate: Positive = Field(default=0.008, description="Of Adam, for X.")
+    learning_rate: Positive = Field(default=0.008, description="Learning rate of Adam on X.")
     gradient_clip: Positive = Field(
         default=1.0, description="Maximum norm of each example's gradient with respect to X."
     )
@@ -374,7 +374,7 @@ class SearchSettings(Settings):
 
 
 class WrittenSettings(Settings):
-    """Texts as the model writes them from the instruction, without a target."""
+    """Texts as the model writes them from the instruction, their words tilted by the released rates."""
 
     top_k: Count = Field(default=200, description="Number of most likely tokens to sample from.")
     draws: Count = Field(
@@ -525,7 +525,7 @@ class LossSelectionSettings(Settings):
 class CategoryBalanceSettings(Settings):
     """Balancing of the mean matching loss across classes."""
 
-    enabled: bool = Field(default=True, description="Trim classes whose texts match worse; after a search only.")
+    enabled: bool = Field(default=True, description="Trim classes whose texts match worse, if texts have a matching loss.")
     floor: Count = Field(default=10, description="Minimum number of texts per class.")
 
 
@@ -565,8 +565,8 @@ class FinetuneEvalSettings(Settings):
     )
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
         default=(3e-5, 1e-4, 3e-4),
-        description="Of Adam, decaying linearly to zero; of adapters, rising over the first tenth of the steps. "
-        "One is chosen, see steps.",
+        description="Learning rates of Adam to choose from, see steps. They decay linearly to zero, and those of "
+        "adapters rise over the first tenth of the steps.",
     )
     evaluate_every: Count = Field(default=50, description="Steps between checkpoints. The last step is one too.")
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = Field(

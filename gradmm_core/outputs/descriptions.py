@@ -21,7 +21,7 @@ STAGES = {
     "generation": "write texts; or search for those that match the gradient, or use ADMM",
     "label_filter": "if enabled, drop texts that model and probe assign to another class",
     "loss_selection": "drop near duplicates; after a search, keep the best matches",
-    "category_balance": "after a search, trim classes that match worse",
+    "category_balance": "after a search or ADMM, trim classes that match worse",
     "labelling": "give each text class probabilities, by the calibrated model and what was released",
     "finetune_eval": "fine-tune on these texts and on as many real ones",
     "mia_audit": "attack the fine-tuned model by membership inference",

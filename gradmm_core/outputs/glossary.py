@@ -52,7 +52,7 @@ GLOSSARY = {
     "answer offset": "mean logit of each class's answer, which calibration subtracts",
     "classifier offset": "mean score of each class by the released classifiers over the texts, also subtracted",
     "class shares": "share of each class among the records, as released",
-    "informative tokens": "tokens that the naive Bayes classifier uses",
+    "informative tokens": "tokens that change a class's naive Bayes score by more than 0.1 nats",
     "token slope": "coefficient of the naive Bayes classifier's score",
     # Fine-tuning.
     "accuracy before fine-tuning": "share of the test rows that the model classifies correctly as it is",

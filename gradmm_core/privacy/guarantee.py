@@ -88,10 +88,9 @@ class Guarantee(Settings):
         correct = _percentage_up(self.correct_guesses)
         detected = _percentage_up(float(self.largest_detection(np.array([FALSE_ALARMS]))[0]))
         return (
-            f"Whoever has all that was released, and knows everything in the data but {one}, guesses whether "
-            f"{that} in the data correctly in at most {correct} of cases; a coin is right in 50%."
-            f" Whoever accepts {FALSE_ALARMS:.0%} of false alarms detects at most {detected} of those that "
-            "were."
+            f"An attacker who sees all that was released, and knows everything in the data but {one}, guesses "
+            f"whether {that} in the data correctly in at most {correct} of cases; a coin is right in 50%. At a "
+            f"false-alarm rate of {FALSE_ALARMS:.0%} the attack detects at most {detected} of those that were."
         )
 
     def epsilon_at(self, delta: float, records: int = 1) -> float | None:
