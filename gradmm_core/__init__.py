@@ -1,7 +1,7 @@
 """Synthetic training sentences from private labelled text, with a differential-privacy guarantee.
 
-Packages, roughly from low to high; `pyproject.toml` has the order in which they may import. `tasks`, `flows` and `deployments` lie beside this
-folder in the repository, and are installed below it:
+Packages, roughly from low to high; `pyproject.toml` has the order in which they may import. `tasks`, `flows` and
+`deployments` lie beside this folder in the repository, and are installed below it:
 
     errors      errors that a user can act on
     threads     how torch computes: threads, and products of float32 matrices

@@ -314,7 +314,7 @@ class WordTiltSettings(Settings):
     strength: Annotated[float, Field(ge=0, le=2)] = Field(
         default=1.0,
         description="0: sample as the model does. 1: write words as often as the class's records contain them. "
-        "Values between: rates in between.",
+        "Values between: rates in between; above 1: beyond those of the records.",
     )
     emphasis: Annotated[float, Field(ge=0, le=2)] = Field(
         default=0.5,
@@ -525,7 +525,9 @@ class LossSelectionSettings(Settings):
 class CategoryBalanceSettings(Settings):
     """Balancing of the mean matching loss across classes."""
 
-    enabled: bool = Field(default=True, description="Trim classes whose texts match worse, if texts have a matching loss.")
+    enabled: bool = Field(
+        default=True, description="Trim classes whose texts match worse, if texts have a matching loss."
+    )
     floor: Count = Field(default=10, description="Minimum number of texts per class.")
 
 

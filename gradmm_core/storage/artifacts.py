@@ -2,6 +2,8 @@
 
     <root>/stages/<stage>/<key>.parquet     output of a stage; `key` is the digest of its inputs
     <root>/runs/<time>-<recipe>/            one run: run.json, report.html, release/
+    <root>/ledger/                          releases by data set, and digests of their rows (`gradmm.privacy`)
+    <root>/frames/                          frames that `gradmm.distil` was given; private
     <root>/unfinished/                      checkpoints of stages that are running or were killed
     <root>/results/                         Prefect's records of finished stages, a few hundred bytes each
     <root>/plots/                           plots of Prefect's pages; safe to delete
