@@ -195,7 +195,7 @@ def target_gradient(
         ledger.check(budget_of(recipe.privacy, plan.mechanism), release)  # fail early; `charge` checks again
         ledger.stated_releases(recipe.privacy.unit_column)  # a damaged ledger is found before the charge
     template = _template(language_model, recipe)
-    check_rounding(recipe, template)
+    check_rounding(recipe, template.longest_response)
     space = None
     if plan.target.uses_public_text:
         instructions, norm = recipe.instructions, plan.norms.gradient

@@ -181,7 +181,7 @@ def _stages(recipe: Recipe, language_model: LanguageModel, template: TokenisedTe
     at_rest = without_model + shape.weights + shape.head_copies
     large = language_model.weight_bytes > LARGE_MODEL
     beside_trained = without_model if large else at_rest
-    response = max(map(len, template.responses.values()))
+    response = template.longest_response
     around = len(template.prefix) + len(template.suffix) + response - 1
     longest = template.max_text_tokens + around
     prompt = max(len(language_model.encode(words)) for words in recipe.instructions.values())

@@ -47,6 +47,11 @@ class TokenisedTemplate:
         """First response token of each class, in the order of `labels`."""
         return [tokens[0] for tokens in self.responses.values()]
 
+    @property
+    def longest_response(self) -> int:
+        """Number of tokens of the longest response."""
+        return max(map(len, self.responses.values()))
+
     def tail(self, label: int) -> tuple[int, ...]:
         """Return the tokens after the text in the model's input: the suffix and the response[:-1]."""
         return self.suffix + self.responses[label][:-1]

@@ -8,7 +8,6 @@ from typing import Any
 from gradmm.config.recipe import Recipe
 from gradmm.config.settings import PrivacySettings, Settings
 from gradmm.errors import InputError
-from gradmm.lm.template import TokenisedTemplate
 from gradmm.privacy.mechanism import MAX_TERMS, GaussianMechanism
 from gradmm.privacy.release_plan import ReleasePlan, release_plan
 from gradmm.privacy.sensitivity import ReleaseNorms
@@ -109,8 +108,11 @@ def delta_warning(settings: PrivacySettings) -> str:
     )
 
 
-def check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
+def check_rounding(recipe: Recipe, response_tokens: int) -> None:
     """Check that rounding cannot move a private sum by more than the sensitivity allows for (`SUM_SLACK`).
+
+    Args:
+        response_tokens: of the longest verbaliser.
 
     Raises:
         InputError: if it could.
@@ -119,7 +121,7 @@ def check_rounding(recipe: Recipe, template: TokenisedTemplate) -> None:
     if recipe.privacy.epsilon is None or recipe.privacy.sampler == "discrete" or records is None:
         return
     rows = recipe.privacy.max_rows_per_unit or 1
-    most = MAX_TERMS // (records * rows * max(map(len, template.responses.values())))
+    most = MAX_TERMS // (records * rows * response_tokens)
     if recipe.target_gradient.batch_size > most:
         fix = f"set at most {most}, or privacy.sampler=discrete" if most else "set privacy.sampler=discrete"
         raise InputError(f"sums of {records:,} records are rounded too much", "target_gradient.batch_size", fix)

@@ -47,7 +47,7 @@ def check_model(
     endpoint = recipe.generation.endpoint
     plan, *_ = together(
         partial(memory_plan, recipe, language_model, template),
-        partial(check_rounding, recipe, template),
+        partial(check_rounding, recipe, template.longest_response),
         *(
             partial(check_generation, language_model, category.instruction, longest, recipe.generation)
             for category in recipe.classes

@@ -539,7 +539,7 @@ def test_privacy_json_is_the_guarantee_and_its_sentence(
     in_words = values.pop("in_words")
     assert in_words in html
     assert in_words.endswith(
-        f"accepts 1% of false alarms detects at most {math.ceil(1000 * detected) / 10:.1f}% of those that were."
+        f"rate of 1% the attack detects at most {math.ceil(1000 * detected) / 10:.1f}% of those that were."
     )
     for delta, epsilon in curve.items():
         assert f"<td>{float(delta):g}</td>\n<td>{rounded_up(epsilon, 3)}</td>" in html

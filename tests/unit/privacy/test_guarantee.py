@@ -53,7 +53,7 @@ def test_the_words_name_the_unit_and_both_shares() -> None:
     words = of().in_words
     assert "everything in the data but one record, guesses whether that record was in the data" in words
     assert "correctly in at most 55.4% of cases" in words
-    assert "accepts 1% of false alarms detects at most 2.0% of those that were" in words
+    assert "At a false-alarm rate of 1% the attack detects at most 2.0% of those that were" in words
     assert (
         "but all records with the same 'person', guesses whether those were" in of(unit_column="person").in_words
     )
