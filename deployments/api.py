@@ -68,8 +68,8 @@ def distil(
     *,
     model: str | Path,
     epsilon: float | None,
-    text: str | None = None,
-    label: str | None = None,
+    text: str | int | None = None,
+    label: str | int | None = None,
     name: str = "data",
     root: str | Path = "gradmm-root",
     instructions: Mapping[Any, str] | None = None,
@@ -109,6 +109,7 @@ def distil(
     with for_the_owner_only():
         Root(path=place).prepare()
         with _as_file(data, name, place) as source:
+            text, label = (None if column is None else str(column) for column in (text, label))
             values = yaml.safe_load(recipe_text(shape_of(source, text, label), model, first_token_of(model)))
             values["name"] = name
             values["privacy"]["epsilon"] = epsilon
@@ -116,7 +117,7 @@ def distil(
                 values["privacy"]["ledger"] = name
             _instruct(values["classes"], instructions or {})
             recipe = recipe_of(values, settings, where="distil")
-        record = run_recipe_here(recipe, place, quiet=quiet)
+            record = run_recipe_here(recipe, place, quiet=quiet)
     return Distillation(record, place / "runs" / record.run_id)
 
 
@@ -144,6 +145,9 @@ def _as_file(data: Any, name: str, root: Location) -> Iterator[str]:
         where = named[1] if named else "data"
         fix = "convert the column to one type"
         raise InputError("values of several types, or of one that Parquet does not have", where, fix) from None
+    except (UnicodeEncodeError, TypeError):  # half of a character; a sparse column
+        fix = "convert its columns to plain ones, and texts to valid Unicode"
+        raise InputError("has values that Parquet cannot hold", "data", fix) from None
     content = stream.getvalue()
     file = root / "frames" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
     is_new = not file.exists()

@@ -48,6 +48,17 @@ class Settings(BaseModel):
                 raise ValueError("expected a number, not true or false")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _join_surrogates(cls, value: Any) -> Any:
+        """Join pairs of surrogates, as JSON's escapes of an emoji are for YAML, and refuse lone ones."""
+        if isinstance(value, str):
+            try:
+                return value.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError:
+                raise ValueError("half of a character (a lone surrogate) cannot be part of a setting") from None
+        return value
+
     @field_validator("*")
     @classmethod
     def _reject_nul(cls, value: Any) -> Any:
@@ -152,7 +163,7 @@ class ModelSettings(Settings):
 class PrivacySettings(Settings):
     """Requested privacy guarantee. `epsilon: null` means none."""
 
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None, description="Epsilon of the target's release. null: no noise and no guarantee."
     )
     delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(

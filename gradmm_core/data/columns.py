@@ -234,7 +234,9 @@ def _default_text_column(names: Sequence[str], where: str) -> str:
 
 
 def _text_column(table: pa.Table, settings: DataSettings, where: str) -> pa.ChunkedArray:
-    name = settings.text_column or _default_text_column(table.column_names, where)
+    name = settings.text_column
+    if name is None:
+        name = _default_text_column(table.column_names, where)
     column = column_of(table, name, "data.text_column", where)
     check_text(column, name, where, "set data.text_column")
     return column

@@ -107,13 +107,13 @@ def shape_of(path: str, text_column: str | None, label_column: str | None) -> Da
     if table.num_columns < 2:
         fix = "give texts and labels in columns of their own; commas, semicolons or tabs separate those of a .csv"
         raise InputError("has one column", path, fix)
-    text = text_column or _column(table, TEXT_NAMES, _is_text, "text", path)
-    label = label_column or _column(table, LABEL_NAMES, _is_label, "label", path, text)
+    text = _column(table, TEXT_NAMES, _is_text, "text", path) if text_column is None else text_column
+    label = _column(table, LABEL_NAMES, _is_label, "label", path, text) if label_column is None else label_column
     texts = column_of(table, text, "the text column", path)
     check_text(texts, text, path, "name another text column")
     names, classes = _classes(table, label, path)
     known = set(names or map(str, classes))
-    if (not label_column and label in known) or (not text_column and len(text) > MAX_NAME_LENGTH):
+    if (label_column is None and label in known) or (text_column is None and len(text) > MAX_NAME_LENGTH):
         # A recipe with a record's values for names would be released with them.
         fix = "add a line with the columns' names, or name both columns"
         raise InputError("its first line seems to have values instead of columns' names", path, fix)

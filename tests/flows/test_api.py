@@ -89,7 +89,8 @@ def test_data_that_is_no_table_is_refused(
 def test_nothing_of_a_frame_is_kept_by_a_call_that_is_refused(
     distil: Callable[..., gradmm.Distillation], tmp_path: Path
 ) -> None:
-    for changes in ({"epsilon": -1}, {"settings": ("generation.nothing=1",)}, {"label": "nowhere"}):
+    unknown_device = (*SMALL, "model.device=nowhere")  # which the run finds
+    for changes in ({"epsilon": -1}, {"settings": ("a.b=1",)}, {"label": "no"}, {"settings": unknown_device}):
         with pytest.raises(gradmm.InputError):
             distil(REVIEWS, **changes)
     assert not [*(tmp_path / "root").rglob("*.parquet")]
@@ -129,6 +130,12 @@ def test_a_name_that_cannot_be_is_refused_before_the_frame_is_written(
 def test_what_is_wrong_with_a_frame_is_said(distil: Callable[..., gradmm.Distillation]) -> None:
     with pytest.raises(gradmm.InputError, match="no column 'body' among the columns 'review', 'stars'"):
         distil(REVIEWS, text="body")
+    with pytest.raises(gradmm.InputError, match="data: has values that Parquet cannot hold"):
+        distil(REVIEWS.assign(review=pd.Series(["a\ud800b"] * len(REVIEWS), dtype=object)))
+    with pytest.raises(gradmm.InputError, match="data: has values that Parquet cannot hold"):
+        distil(REVIEWS.assign(stars=pd.arrays.SparseArray([0, 1] * (len(REVIEWS) // 2))))
+    with pytest.raises(gradmm.InputError, match="no column '7' among the 2 columns"):
+        distil(REVIEWS.set_axis([0, 1], axis=1), text=0, label=7)
     with pytest.raises(gradmm.InputError, match="row 3 has no text"):
         distil(REVIEWS.assign(review=REVIEWS["review"].where(REVIEWS.index != 3)))
     with pytest.raises(gradmm.InputError, match=re.escape("settings: is a text; give a list of them: ['seed=1']")):

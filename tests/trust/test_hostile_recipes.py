@@ -219,6 +219,15 @@ def test_a_nul_is_refused_where_it_stands(name: str) -> None:
     assert line.startswith(f"a file: {name}: value error, a NUL character cannot be part of a setting")
 
 
+@pytest.mark.parametrize("name", ["data.path", "template.suffix", "privacy.ledger", "classes.0.name"])
+def test_half_a_character_is_refused_and_two_halves_are_joined(name: str) -> None:
+    """YAML reads the escapes that JSON has for an emoji as two surrogates."""
+    line = told(lambda: validate_recipe(changed(MINIMAL, name, "a\ud83d"), "a file"))
+    assert line.startswith(f"a file: {name}: value error, half of a character")
+    recipe = validate_recipe(changed(MINIMAL, name, "a\ud83d\ude00"), "a file")
+    assert "a\U0001f600" in recipe.model_dump_json()
+
+
 def test_a_million_characters_are_not_repeated() -> None:
     for recipe in (
         MINIMAL | {"x" * 10**6: 1},

@@ -474,6 +474,7 @@ def test_card_says_whether_token_rates_tilted_the_words(
     assert ("words were tilted towards the released token rates" in html) == tilted
     assert ("the target was not used" in html) == (not tilted)
     assert "the naive Bayes classifier of tokens" in html
+    assert "for a linear probe and with the rates of the tokens" in " ".join(html.split())
 
 
 def test_card_names_no_probe_where_none_is_released(tmp_path: Path, texts: pd.DataFrame) -> None:
