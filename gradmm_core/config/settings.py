@@ -50,22 +50,19 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _join_surrogates(cls, value: Any) -> Any:
-        """Join pairs of surrogates, as JSON's escapes of an emoji are for YAML, and refuse lone ones."""
-        if isinstance(value, str):
-            try:
-                return value.encode("utf-16", "surrogatepass").decode("utf-16")
-            except UnicodeDecodeError:
-                raise ValueError("half of a character (a lone surrogate) cannot be part of a setting") from None
-        return value
+    def _check_characters(cls, value: Any) -> Any:
+        """Join pairs of surrogates, which YAML makes of JSON's escapes of an emoji; refuse lone ones and NUL.
 
-    @field_validator("*")
-    @classmethod
-    def _reject_nul(cls, value: Any) -> Any:
-        """Refuse NUL, which is invalid in paths."""
-        if isinstance(value, str) and "\0" in value:
+        A lone surrogate cannot be written to a file, and NUL cannot be part of a path.
+        """
+        if not isinstance(value, str):
+            return value
+        if "\0" in value:
             raise ValueError("a NUL character cannot be part of a setting")
-        return value
+        try:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise ValueError("half of a character (a lone surrogate) cannot be part of a setting") from None
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Restore a pickle. Fields that are newer than the pickle get their defaults."""
@@ -329,8 +326,9 @@ class WordTiltSettings(Settings):
     )
     emphasis: Annotated[float, Field(ge=0, le=2)] = Field(
         default=0.5,
-        description="Write words that distinguish a class exp(strength x emphasis x evidence) times as often as "
-        "its records do. The evidence of a word, in nats, is capped at 2.",
+        description="In texts of every class, write words that distinguish some class "
+        "exp(strength x emphasis x evidence) times as often as without emphasis. The evidence of a word, in nats, "
+        "is capped at 2.",
     )
     iterations: Annotated[int, Field(ge=0)] = Field(
         default=4,

@@ -25,6 +25,13 @@ from gradmm.lm.language_model import LanguageModel
 from gradmm.lm.template import Batch, response_hidden_states
 
 
+def clip_scales(
+    norms: Float[Tensor, " batch"], clipping_norm: float | Float[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Compute min(1, C / norm), the factor that clips each vector to norm C, one for all or each one's own."""
+    return (clipping_norm / norms).clamp_max(1.0)
+
+
 @dataclass(frozen=True)
 class HeadGradients:
     """Per-example head gradients of a batch, g_i = sum_t residual[i, t] hidden[i, t]^T - centre, kept as factors.
@@ -121,9 +128,7 @@ class HeadGradients:
             clipping_norm: C, one for all examples or each one's own.
         """
         norms = self.norms()
-        if clipping_norm is None:
-            return torch.ones_like(norms)
-        return (clipping_norm / norms).clamp_max(1.0)
+        return torch.ones_like(norms) if clipping_norm is None else clip_scales(norms, clipping_norm)
 
     def clipped_sum(self, clipping_norm: float | None) -> Float[Tensor, "vocab width"]:
         """Sum the clipped gradients, sum_i min(1, C / ||g_i||) g_i, by one matrix product over all examples.

@@ -9,19 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradmm.gradients.head_gradient import HeadGradients
+from gradmm.gradients.head_gradient import HeadGradients, clip_scales
 from gradmm.privacy.mechanism import GaussianMechanism
 from gradmm.privacy.sensitivity import ReleaseNorms
 
 #: Vectors with more coordinates are not built for the floating-point sampler, but summed by their factors.
 MAX_BUILT = 2**17
-
-
-def clip_scales(
-    norms: Float[Tensor, " records"], clipping_norm: float | Float[Tensor, " records"]
-) -> Float[Tensor, " records"]:
-    """Compute min(1, C / norm), the factor that clips each vector to norm C, one for all or each one's own."""
-    return (clipping_norm / norms).clamp_max(1.0)
 
 
 @dataclass
@@ -64,6 +57,7 @@ class ClippedSum(ExactSum):
         clipping_norm: float | Float[Tensor, " records"],
         mechanism: GaussianMechanism | None,
         counted: Bool[Tensor, " records"] | None = None,
+        off_centre: bool = True,
     ) -> ClippedSum:
         """Add records. For the discrete sampler their vectors are rounded to its grid; the sum is then exact.
 
@@ -72,23 +66,26 @@ class ClippedSum(ExactSum):
         Args:
             clipping_norm: one for all records, or each one's own.
             counted: false for records that count as zero; None: all are counted.
+            off_centre: whether a centre may have been subtracted, among the factors too. By factors, the norm of a
+                vector near it is a small difference of large numbers, and may be wrong.
         """
+        discrete = mechanism if mechanism is not None and mechanism.discrete else None
         coordinates = gradients.residual.shape[-1] * gradients.hidden.shape[-1]
-        built = mechanism is not None and (mechanism.discrete or coordinates <= MAX_BUILT)
-        # By factors, the norm of a vector near the centre is a small difference of large numbers: it may be wrong.
+        built = discrete or (mechanism is not None and off_centre and coordinates <= MAX_BUILT)
         vectors = gradients.materialise() if built else None
         norms = gradients.norms() if vectors is None else vectors.flatten(1).norm(dim=1)
+        scales = clip_scales(norms, clipping_norm)
         if counted is None:
             counted = torch.ones_like(norms, dtype=torch.bool)
         if vectors is None:
-            self.add_part(gradients.select(counted).weighted_sum(clip_scales(norms, clipping_norm)[counted]).cpu())
-        elif mechanism is not None and mechanism.discrete:
-            scales = clip_scales(norms, clipping_norm * (1 - 1e-9))  # a margin for rounding
-            clipped = (vectors * scales[:, None, None])[counted]
-            self.add_part(torch.from_numpy(mechanism.quantise(clipped.cpu().numpy()).sum(axis=0)))
+            total = gradients.select(counted).weighted_sum(scales[counted])
         else:
-            clipped = vectors * clip_scales(norms, clipping_norm)[:, None, None]
-            self.add_part(clipped[counted].sum(dim=0).cpu())
+            clipped = (vectors * scales[:, None, None])[counted]
+            if discrete:
+                below = clipped * (1 - 1e-9)  # a margin for rounding
+                clipped = torch.from_numpy(discrete.quantise(below.cpu().numpy()))
+            total = clipped.sum(dim=0)
+        self.add_part(total.cpu())
         self.clipped += int((norms > clipping_norm)[counted].sum())
         return self
 
@@ -165,13 +162,13 @@ class RecordSums:
             weights = (1 / records)[:, None, None]
             ones = weights.expand(-1, features.shape[1], 1)
             sums = HeadGradients(ones, norms.class_sum * features)
-            self.class_sum.add(sums, norms.class_sum * share.sqrt(), mechanism, counted)
+            self.class_sum.add(sums, norms.class_sum * share.sqrt(), mechanism, counted, off_centre=False)
             if norms.second_moment:
                 products = HeadGradients(weights * features, norms.second_moment * features)
-                self.second_moment.add(products, norms.second_moment * share, mechanism, counted)
+                self.second_moment.add(products, norms.second_moment * share, mechanism, counted, off_centre=False)
         if tokens is not None:
             whole = HeadGradients(torch.ones_like(tokens[:, :1, None]), norms.token_sum * tokens[:, None])
-            self.token_sum.add(whole, norms.token_sum * share.sqrt(), mechanism, counted)
+            self.token_sum.add(whole, norms.token_sum * share.sqrt(), mechanism, counted, off_centre=False)
         self.gradient.add(gradients, norms.gradient * share.sqrt(), mechanism, counted)
         self.records += int(present.sum())
         self.ignored += int((present & ~counted).sum())

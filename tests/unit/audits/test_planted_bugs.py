@@ -65,9 +65,10 @@ def clipping_before_the_centre_is_subtracted(patch: pytest.MonkeyPatch) -> None:
         norm: Tensor,
         mechanism: GaussianMechanism | None,
         counted: Tensor,
+        off_centre: bool = True,
     ) -> ClippedSum:
         if gradients.centre is None:
-            return ours(self, gradients, norm, mechanism, counted)
+            return ours(self, gradients, norm, mechanism, counted, off_centre)
         scales = HeadGradients(gradients.residual, gradients.hidden).clip_scales(norm)
         self.add_part(gradients.select(counted).weighted_sum(scales[counted]))
         return self
