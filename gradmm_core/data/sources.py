@@ -290,7 +290,7 @@ def _delimiter(file: Path) -> str:
     if file.suffix.lower() == ".tsv":
         return "\t"
     with file.open("rb") as stream:
-        header = stream.readline(2**16)
+        header = stream.readline(2**16).decode(errors="replace").encode()  # or the handler of bad rows fails
     fields = {each: _fields(header, each) for each in (",", ";", "\t", "|")}
     return "," if fields[","] > 1 else max(fields, key=lambda each: fields[each])
 

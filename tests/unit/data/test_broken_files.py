@@ -118,6 +118,7 @@ BROKEN: list[tuple[str, bytes, list[str]]] = [
     ("utf-16.csv", GOOD.encode("utf-16"), ["cannot be read (it is UTF-16; save it as UTF-8)"]),
     ("nul.csv", b"\0" * 100, ["cannot be read"]),
     ("binary.csv", bytes(range(256)) * 4, ["cannot be read"]),
+    ("binary-rows.csv", b"text,label\r\xc9,\xc9,\xc9\r", ["cannot be read (row 0 has 3 fields instead of 2)"]),
     (
         "numbers.csv",
         b"text,label\n" + b"".join(b"%d,good\n" % i for i in range(40)),
