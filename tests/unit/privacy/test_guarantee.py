@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from gradmm.config.settings import PrivacySettings
 from gradmm.privacy.guarantee import Guarantee, guarantee, largest_tpr, rounded_up
 from gradmm.privacy.mechanism import gaussian_delta, gaussian_mechanism
 
+ROOT = Path(__file__).parents[3]
 FALSE_ALARMS = np.linspace(0.001, 0.999, 99)
 
 
@@ -57,6 +60,17 @@ def test_the_words_name_the_unit_and_both_shares() -> None:
     assert (
         "but all records with the same 'person', guesses whether those were" in of(unit_column="person").in_words
     )
+
+
+def test_the_guide_has_both_shares_for_each_epsilon() -> None:
+    section = (ROOT / "docs/guide/recipes.md").read_text().partition("## Epsilon\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", section, re.MULTILINE))
+    columns = zip(*(cells.split(" | ") for cells in rows.values()), strict=True)
+    assert list(rows) == ["epsilon", "right guesses", "detected"]
+    for epsilon, guesses, detected in columns:
+        words = of(epsilon=float(epsilon), delta=None, declared_records=10_000).in_words
+        assert f"at most {guesses} of cases" in words
+        assert f"at most {detected} of those" in words
 
 
 @pytest.mark.parametrize("changes", [{"epsilon": None}, {"unsafe_noise_seed": 3}])
