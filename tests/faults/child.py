@@ -1,4 +1,4 @@
-"""A run in a process of its own, which has an accident at a place that is chosen beforehand.
+"""A run in a process of its own, which has a fault at a place that is chosen beforehand.
 
 The place is an event: a file opened for writing, renamed, removed or synced, or a folder made, under the root.
 They are heard by an audit hook and counted, so that what happens where does not depend on how fast the machine is.
@@ -34,7 +34,7 @@ import gradmm.privacy.ledger
 from gradmm.deployments.cli.main import main
 from gradmm.target import checkpoint
 from gradmm.target.target_gradient import TargetSums
-from tests.faults.accident import Accident, happen
+from tests.faults.fault import Fault, happen
 
 #: What a run imports late: every process would import it again.
 IMPORTED_BEFORE_FORKING = [
@@ -116,19 +116,19 @@ class Runner:
     home: Path | None = None
     clock: float = 0.0
 
-    def start(self, root: Path, accident: Accident | None = None, *arguments: str) -> Running:
+    def start(self, root: Path, fault: Fault | None = None, *arguments: str) -> Running:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED_BEFORE_FORKING)
         log = self.log / f"{len(list(self.log.iterdir())):04}"
         log.mkdir()
         words = ["run", str(self.recipe), "--root", str(root), *arguments]
-        told = {"accident": accident, "log": log, "api": self.api, "home": self.home, "clock": self.clock}
+        told = {"fault": fault, "log": log, "api": self.api, "home": self.home, "clock": self.clock}
         process = context.Process(target=_run, args=(words, root), kwargs=told)
         process.start()
         return Running(process, log)
 
-    def __call__(self, root: Path, accident: Accident | None = None, *arguments: str) -> Ended:
-        return self.start(root, accident, *arguments).end()
+    def __call__(self, root: Path, fault: Fault | None = None, *arguments: str) -> Ended:
+        return self.start(root, fault, *arguments).end()
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,13 @@ def label_of(event: str, path: Path) -> str:
 def _run(
     words: list[str],
     root: Path,
-    accident: Accident | None,
+    fault: Fault | None,
     log: Path,
     api: str | None,
     home: Path | None,
     clock: float,
 ) -> None:
-    """In the new process: the command, to its end or to its accident."""
+    """In the new process: the command, to its end or to its fault."""
     said = os.open(log / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -177,9 +177,9 @@ def _run(
         os.write(happened, f"{label}\n".encode())
 
     _announce(note)
-    sys.addaudithook(_hook(root.resolve(), accident, note))
+    sys.addaudithook(_hook(root.resolve(), fault, note))
     of_prefect: dict[Any, Any] = {PREFECT_API_URL: api, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
-    if accident and accident.how == "no server":
+    if fault and fault.how == "no server":
         of_prefect[PREFECT_CLIENT_MAX_RETRIES] = 0
     with _servers_ended(), temporary_settings(of_prefect):
         status = main(words)
@@ -228,8 +228,8 @@ def _announce(note: Callable[[str], None]) -> None:
     TargetSums.release = heard_release
 
 
-def _hook(root: Path, accident: Accident | None, note: Callable[[str], None]) -> Callable[[str, tuple], None]:
-    left, begun, inside = accident.passed if accident else 0, False, False
+def _hook(root: Path, fault: Fault | None, note: Callable[[str], None]) -> Callable[[str, tuple], None]:
+    left, begun, inside = fault.passed if fault else 0, False, False
 
     def hook(event: str, arguments: tuple) -> None:
         nonlocal left, begun, inside
@@ -244,10 +244,10 @@ def _hook(root: Path, accident: Accident | None, note: Callable[[str], None]) ->
             assert place
             label = label_of(event, place.relative_to(root))
             note(label)
-            if accident and (begun or accident.label in (None, label)):
+            if fault and (begun or fault.label in (None, label)):
                 begun, left = begun or not left, left - 1
                 if begun:
-                    happen(accident.how, event, place, root, first=left == -1)
+                    happen(fault.how, event, place, root, first=left == -1)
         finally:
             inside = False
 

@@ -1,4 +1,4 @@
-"""A small private recipe, and what has to hold of a root after an accident."""
+"""A small private recipe, and what has to hold of a root after a fault."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradmm.lm.model_reference import ModelReference
 from gradmm.privacy.ledger import Entry, Ledger
 from gradmm.storage.artifacts import file_digest
 from gradmm.storage.atomic import NAME
-from tests.faults.accident import Accident
 from tests.faults.child import Ended, Runner
+from tests.faults.fault import Fault
 from tests.flows.conftest import prefect_server as prefect_server
 from tests.flows.conftest import tiny_data as tiny_data
 from tests.flows.conftest import tiny_recipe_values
@@ -53,9 +53,9 @@ class Watched:
     draws: int = 0
     targets: set[str] = field(default_factory=set)
 
-    def run(self, accident: Accident | None = None, *arguments: str) -> Ended:
+    def run(self, fault: Fault | None = None, *arguments: str) -> Ended:
         """One run. However it ended, the ledger must have counted all that was drawn, and all that was there."""
-        ended = self.runner(self.path, accident, *arguments)
+        ended = self.runner(self.path, fault, *arguments)
         self.draws += ended.events.count("draw")
         self.targets |= {file_digest(file) for file in self.path.glob("stages/target_gradient/*.parquet")}
         entries = self.ledger()

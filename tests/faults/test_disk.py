@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from gradmm.storage.atomic import NAME
-from tests.faults.accident import Accident
 from tests.faults.child import Ended, Runner
 from tests.faults.conftest import Watched
+from tests.faults.fault import Fault
 from tests.flows.test_cli import small_disk as small_disk
 
 pytestmark = pytest.mark.faults
@@ -41,7 +41,7 @@ def test_a_disk_that_fills_up_in_any_stage_or_at_the_ledger(
     )
     assert len(writes) == 13 + 3 + 2  # stages, the ledger with its digests and their key, the run's folder
     for write in writes:
-        ended = root.run(Accident("fill", write))
+        ended = root.run(Fault("fill", write))
         assert write in ended.events
         assert "No space left on device" in ended.complaint
         assert half_written(small_disk) == []
@@ -64,6 +64,6 @@ def test_a_disk_that_fails_from_some_moment_on(
     _, undisturbed = finished
     moments = random.Random(SEED).sample(range(len(undisturbed.events)), MOMENTS)
     for moment in sorted(moments):
-        ended = watched.run(Accident(error, undisturbed.events[moment]))  # pyright: ignore[reportArgumentType]
+        ended = watched.run(Fault(error, undisturbed.events[moment]))  # pyright: ignore[reportArgumentType]
         assert words in ended.complaint
     watched.finish()

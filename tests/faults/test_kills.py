@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.accident import Accident
 from tests.faults.child import Ended, Runner
 from tests.faults.conftest import Watched
+from tests.faults.fault import Fault
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -27,41 +27,41 @@ FURTHEST = 36
 TARGET = "stages/target_gradient"
 
 
-def around_what_counts(events: tuple[str, ...]) -> list[Accident]:
+def around_what_counts(events: tuple[str, ...]) -> list[Fault]:
     """Kills around the ledger's lines, each Parquet and its record, in the order in which a run gets there."""
     (line,) = {event for event in events if event.startswith("fsync ledger/") and event.endswith(".jsonl")}
     assert events.count(line) == 3
     of_target = [
-        Accident("torn", line),  # half of the budget is written
-        Accident("kill", line),  # or all of it
-        Accident("torn", line),  # half of the intent is written
-        Accident("kill", line),  # or all of it
-        Accident("kill", f"open {TARGET}/.*.parquet.TEMPORARY"),
-        Accident("torn", f"fsync {TARGET}/.*.parquet.TEMPORARY"),
-        Accident("kill", f"rename {TARGET}/*.parquet"),
-        Accident("torn", line, passed=1),  # the target is there, and half of its line
-        Accident("kill", "remove unfinished/target_gradient-*"),
-        Accident("kill", "open results/target_gradient/*"),
+        Fault("torn", line),  # half of the budget is written
+        Fault("kill", line),  # or all of it
+        Fault("torn", line),  # half of the intent is written
+        Fault("kill", line),  # or all of it
+        Fault("kill", f"open {TARGET}/.*.parquet.TEMPORARY"),
+        Fault("torn", f"fsync {TARGET}/.*.parquet.TEMPORARY"),
+        Fault("kill", f"rename {TARGET}/*.parquet"),
+        Fault("torn", line, passed=1),  # the target is there, and half of its line
+        Fault("kill", "remove unfinished/target_gradient-*"),
+        Fault("kill", "open results/target_gradient/*"),
     ]
-    kills: list[Accident] = []
+    kills: list[Fault] = []
     records = [event for event in dict.fromkeys(events) if event.startswith("open results/")]
     for number, record in enumerate(records):
         if record == "open results/target_gradient/*":
             kills += of_target
         else:  # the Parquet is there, and no record of it, or half of one
-            kills.append(Accident(("kill", "torn")[number % 2], record))
+            kills.append(Fault(("kill", "torn")[number % 2], record))
     for name in ("release", "report.html", "run.json"):
-        kills.append(Accident("kill", f"rename runs/RUN/{name}"))
+        kills.append(Fault("kill", f"rename runs/RUN/{name}"))
     return kills
 
 
 def test_kills_around_everything_that_is_recorded(finished: tuple[Watched, Ended], watched: Watched) -> None:
     kills = around_what_counts(finished[1].events)
     assert len(kills) == KILLS - AT_ANY_MOMENT
-    for accident in kills:
-        ended = watched.run(accident)
-        assert ended.status == -9, (accident, ended.said)
-        assert ended.events[-1] == accident.label
+    for fault in kills:
+        ended = watched.run(fault)
+        assert ended.status == -9, (fault, ended.said)
+        assert ended.events[-1] == fault.label
     watched.finish()
 
 
@@ -71,7 +71,7 @@ def test_kills_at_any_moment(runner: Runner, tmp_path: Path) -> None:
     struck: list[str] = []
     while len(struck) < AT_ANY_MOMENT:
         how = "torn" if draw.random() < 0.3 else "kill"
-        ended = roots[-1].run(Accident(how, passed=draw.randrange(1, FURTHEST)))
+        ended = roots[-1].run(Fault(how, passed=draw.randrange(1, FURTHEST)))
         if ended.status == -9:
             struck.append(ended.events[-1])
         else:  # it came to its end before that

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.accident import Accident
 from tests.faults.conftest import IN_GENERATION, Watched, are_the_same, contents
+from tests.faults.fault import Fault
 
 pytestmark = pytest.mark.faults
 
 
-def two_at_once(watched: Watched, accident: Accident | None) -> list[int]:
+def two_at_once(watched: Watched, fault: Fault | None) -> list[int]:
     """How both ended."""
-    processes = [watched.runner.start(watched.path, accident) for _ in range(2)]
+    processes = [watched.runner.start(watched.path, fault) for _ in range(2)]
     ends = [process.end() for process in processes]
     watched.draws = sum(ended.events.count("draw") for ended in ends)
     assert watched.draws == len(watched.ledger())
@@ -39,7 +39,7 @@ def test_two_runs_at_once_draw_one_target_and_make_the_same(watched: Watched) ->
 
 
 def test_of_two_runs_one_takes_the_lock_of_the_other_that_was_killed_with_it(watched: Watched) -> None:
-    assert two_at_once(watched, Accident("kill", "rename stages/target_gradient/*.parquet")) == [-9, -9]
+    assert two_at_once(watched, Fault("kill", "rename stages/target_gradient/*.parquet")) == [-9, -9]
     assert watched.draws == 2
     watched.finish()
 
@@ -48,7 +48,7 @@ def test_a_clock_that_was_set_back_changes_nothing(watched: Watched) -> None:
     day = 86400.0
     ahead = replace(watched, runner=replace(watched.runner, clock=day))
     behind = replace(watched, runner=replace(watched.runner, clock=-day))
-    assert ahead.run(Accident("kill", IN_GENERATION)).status == -9
+    assert ahead.run(Fault("kill", IN_GENERATION)).status == -9
     ended = behind.run()
     assert ended.status == 0, ended.said
     assert "draw" not in ended.events

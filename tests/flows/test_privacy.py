@@ -124,15 +124,15 @@ def releases(recipe: Recipe, root: Path) -> list[Entry]:
     return Ledger.of(root, recipe.ledger).entries()
 
 
-@pytest.mark.parametrize("accident", ["forgotten", "moved"])
+@pytest.mark.parametrize("fault", ["forgotten", "moved"])
 def test_a_space_that_prefect_does_not_remember_is_not_made_again(
-    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accident: str
+    private_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """In other bits, as on another processor, it would ask for another release."""
     recipe, before, root = private_recipe(), tmp_path / "before", tmp_path / "root"
     first = run_first(recipe, before)
     before.rename(root)
-    if accident == "forgotten":
+    if fault == "forgotten":
         for stage in ("target_space", "target_gradient"):
             shutil.rmtree(root / "results" / stage)
     monkeypatch.setattr(

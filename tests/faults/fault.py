@@ -16,7 +16,7 @@ How = Literal["kill", "torn", "EROFS", "ENOSPC", "fill", "no server", "new serve
 
 
 @dataclass(frozen=True)
-class Accident:
+class Fault:
     """What happens at the event after `passed` others, of those with this label if one is given.
 
     `kill`: SIGKILL before the event; `torn`: half of a file is written, then SIGKILL. `EROFS`, `ENOSPC`: the
