@@ -122,7 +122,8 @@ def _one_line(error: CycloptsError | InputError, words: Sequence[str]) -> InputE
     """Return an error in the words of the command line: with `--real-rows` for `real_rows`, and with commands."""
     if isinstance(error, CycloptsError):
         chain, error.command_chain = error.command_chain or (), None  # which the message would repeat
-        what, _, near = str(error).replace("Unused Tokens", "Unexpected arguments").partition(" Did you mean ")
+        said = str(error).replace("Unused Tokens", "Unexpected arguments").partition(" Available commands: ")[0]
+        what, _, near = said.partition(" Did you mean ")
         fix = f"did you mean {near}" if near else f"see `{' '.join(('gradmm', *chain))} --help`"
         return InputError(what[0].lower() + what[1:].rstrip("."), " ".join(chain) or "COMMAND", fix)
     name, space, rest = error.where.partition(" ")

@@ -585,6 +585,7 @@ def test_publish_refuses_a_card_that_leaves_out_later_releases(recipe_file: Path
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["foo"], 'COMMAND: unknown command "foo"; see `gradmm --help`'),
         (["rum"], 'COMMAND: unknown command "rum"; did you mean "run"?'),
         (["run"], "run: parameter RECIPE requires an argument; see `gradmm run --help`"),
         (["run", "demo", "more"], "run: unexpected arguments: ['more']; see `gradmm run --help`"),
