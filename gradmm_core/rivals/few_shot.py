@@ -289,16 +289,17 @@ def _probabilities(
     before: Sequence[int],
     after: Sequence[int],
     length: int,
+    places: int,
     records: Int[np.ndarray, "records tokens"],
 ) -> Float[Tensor, "records numbers"]:
-    """Compute the probabilities of some tokens at each place of an example, in one pass."""
+    """Compute the probabilities of some tokens at the first places of an example of `length`, in one pass."""
     rows = {records.shape[1]: len(records)}
     prompts = Prompts(language_model, allowed, before, records.tolist(), after, rows, length)
-    candidates, parts = allowed.starts_text.nonzero()[:CANDIDATES, 0], []
-    for _ in range(length):
-        parts += prompts.probabilities(candidates)
-        candidates = torch.arange(min(CANDIDATES, len(allowed.ids)), device=allowed.ids.device)
+    parts = [*prompts.probabilities(allowed.starts_text.nonzero()[:CANDIDATES, 0])]
+    candidates = torch.arange(min(CANDIDATES, len(allowed.ids)), device=allowed.ids.device)
+    for _ in range(1, places):
         prompts.append(int(allowed.ids[0]))
+        parts += prompts.probabilities(candidates)
     return torch.cat(parts, dim=1)
 
 
@@ -314,6 +315,9 @@ def prompt_rows(
 ) -> dict[Shape, int]:
     """Return how many rows the passes of each shape have; to be checked before a release is charged.
 
+    A pass of one more token has the shape of every other with as many rows and tokens before it, so that prompts
+    that are n tokens shorter than those checked before differ from them in their first n passes alone.
+
     Raises:
         InputError: if the model gives one text different probabilities in two passes, or does not keep the keys
             and values of all tokens.
@@ -323,10 +327,13 @@ def prompt_rows(
     found = {}
     for label, instruction in instructions.items():
         before, after = _around(language_model, instruction)
-        probabilities = partial(_probabilities, language_model, allowed, before, after, text_tokens[label])
-        most, _ = rows_and_records(language_model, template, instruction, text_tokens[label], cache_bytes)
-        for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}):
-            found[label, count] = independent_rows(language_model, most, count, probabilities)
+        length, longer = text_tokens[label], None
+        probabilities = partial(_probabilities, language_model, allowed, before, after, length)
+        most, _ = rows_and_records(language_model, template, instruction, length, cache_bytes)
+        for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}, reverse=True):
+            places = length if longer is None else min(length, 1 + longer - count)
+            found[label, count] = independent_rows(language_model, most, count, partial(probabilities, places))
+            longer = count if found[label, count] == most else None
     return found
 
 

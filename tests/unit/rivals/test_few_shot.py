@@ -27,6 +27,7 @@ from gradmm.rivals import few_shot
 from gradmm.rivals.few_shot import (
     THRESHOLD,
     Prompts,
+    _around,
     check_room,
     drawn,
     private_examples,
@@ -138,16 +139,31 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
     lengths = {
         (label, len(language_model.encode(text))) for text, label in zip(DATA.texts, DATA.labels, strict=True)
     }
+    assert len({count for _, count in lengths}) > 1
     assert prompt_rows(*asked) == dict.fromkeys(lengths, 4)
     whole = Prompts.probabilities
 
-    def by_row(prompts: Prompts, candidates: torch.Tensor) -> Iterator[torch.Tensor]:
-        for p in whole(prompts, candidates):
-            last = prompts._appended == TOKENS[0] - 1
-            yield p + last * 2.0**-40 * torch.arange(len(p))[:, None] * p
+    def tokens_read(prompts: Prompts) -> tuple[int, int]:
+        (only,) = prompts._passes
+        return only.cache.get_seq_length(), prompts._appended
 
-    monkeypatch.setattr(Prompts, "probabilities", by_row)
-    assert set(prompt_rows(*asked).values()) == {1}
+    reached: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for label, count in lengths:
+        before, after = _around(language_model, INSTRUCTIONS[label])
+        prompt = len(before) + count + len(after)
+        reached[label, count] = {(prompt + place, place) for place in range(TOKENS[label])}
+
+    # Rows that depend on one another in passes of this size: a whole prompt, or one more token after so many.
+    for size in {(tokens, bool(place)) for passes in reached.values() for tokens, place in passes}:
+
+        def by_row(prompts: Prompts, candidates: torch.Tensor) -> Iterator[torch.Tensor]:
+            tokens, place = tokens_read(prompts)
+            for p in whole(prompts, candidates):
+                yield p + ((tokens, bool(place)) == size) * 2.0**-40 * torch.arange(len(p))[:, None] * p  # noqa: B023
+
+        monkeypatch.setattr(Prompts, "probabilities", by_row)
+        coupled = {shape for shape, passes in reached.items() if size in {(n, bool(place)) for n, place in passes}}
+        assert prompt_rows(*asked) == {shape: 1 if shape in coupled else 4 for shape in lengths}, size
 
 
 @torch.no_grad()
