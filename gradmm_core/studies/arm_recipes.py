@@ -59,9 +59,10 @@ def zero_shot(recipe: Recipe) -> Recipe:
     """Write one text for each example, without selection by loss (`unselected`), labelled as it was written.
 
     As the product and the rivals write, if the recipe's method is `written`: again if a text contains an answer.
+    The label filter, if enabled, judges by the model alone: nothing that was released chooses the texts.
     """
     hard = recipe.labelling.model_copy(update={"labels": "hard"})
-    as_written = _untilted(recipe) if recipe.generation.method == "written" else rerank(recipe, draws=1)
+    as_written = _without_probe(_untilted(recipe)) if recipe.generation.method == "written" else rerank(recipe, 1)
     return unselected(as_written).model_copy(update={"labelling": hard})
 
 
@@ -113,6 +114,11 @@ def equal_draws(passes: float, one_draw: float, two_draws: float) -> int:
 def _untilted(recipe: Recipe) -> Recipe:
     """Leave words as the model writes them."""
     return recipe.model_copy(update={"word_tilt": recipe.word_tilt.model_copy(update={"strength": 0.0})})
+
+
+def _without_probe(recipe: Recipe) -> Recipe:
+    """Choose no text by the released probe."""
+    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"probe_weight": 0.0})})
 
 
 def _with_examples(category: ClassSettings, recipe: Recipe) -> ClassSettings:

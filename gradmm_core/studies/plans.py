@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from gradmm.config.extras import check_installed
 from gradmm.config.recipe import Recipe
@@ -19,7 +20,17 @@ from gradmm.privacy.mechanism import gaussian_mechanism
 from gradmm.privacy.release_plan import release_plan
 from gradmm.rivals.releases import ADAPTERS, MEAN_STATES, NEXT_TOKENS, VOTES, rival_release
 from gradmm.studies.arm_recipes import few_shot, scaled, with_epsilon
-from gradmm.studies.arms import ARMS, RIVALS, SIZES, SOFT_ZERO_SHOT, Adapters, Epsvec, FewShot, PrivateEvolution
+from gradmm.studies.arms import (
+    ARMS,
+    RIVALS,
+    SIZES,
+    SOFT_ZERO_SHOT,
+    Adapters,
+    Epsvec,
+    FewShot,
+    PrivateEvolution,
+    private_arm,
+)
 
 #: Arms whose texts are written and filtered as the product's.
 WRITTEN = {CALIBRATED, "zero-shot", "few-shot", SOFT_ZERO_SHOT, "rerank"}
@@ -265,3 +276,7 @@ def default_sizes(recipe: Recipe) -> tuple[int, ...]:
 def _check_mechanisms(recipe: Recipe, epsilons: Sequence[float]) -> None:
     for epsilon in epsilons:
         gaussian_mechanism(with_epsilon(recipe, epsilon).privacy)
+    written = [private_arm(epsilon).name for epsilon in sorted(set(epsilons))]
+    for one, other in pairwise(written):
+        if one == other:
+            raise InputError(f"two agree in six digits: {one}", "epsilon", "leave one of them out")

@@ -33,6 +33,7 @@ def accuracy_by_size(rows: pd.DataFrame, by: str = "texts") -> Figure:
         rows: of the stage `compare` or `scarce`.
         by: the unit of `size`.
     """
+    rows = rows.astype({"accuracy": float, "accuracy_half_width": float})  # None where every run has diverged
     sizes = sorted(rows.loc[rows["arm"] == PRODUCT, "size"])
     figure, axes = new_figure(f"Test accuracy by the number of {by}", by, "test accuracy")
     words = []

@@ -342,6 +342,13 @@ def test_a_comparison_of_one_size_has_a_plot_too(table: pd.DataFrame) -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["10"]
 
 
+def test_where_every_run_has_diverged_the_plot_is_empty(table: pd.DataFrame) -> None:
+    diverged = table.astype(object).assign(accuracy=None, accuracy_half_width=None)
+    (axes,) = study_plots.accuracy_by_size(diverged[diverged["arm"] == "gradmm"]).axes
+    (bars,) = axes.containers
+    assert np.isnan(np.asarray(bars.lines[0].get_ydata(), float)).all()  # pyright: ignore
+
+
 def test_the_folder_has_tables_pictures_and_how_they_were_made(table: pd.DataFrame, tmp_path: Path) -> None:
     root = Root(path=tmp_path)
     root.prepare()

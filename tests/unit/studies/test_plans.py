@@ -10,8 +10,10 @@ from gradmm.config.loading import load_recipe
 from gradmm.config.recipe import Recipe
 from gradmm.deployments.recipe_files import find_preset, find_recipe
 from gradmm.errors import InputError
+from gradmm.filters.rows import filters_by_probe
+from gradmm.privacy.release_plan import release_plan
 from gradmm.studies.ablations import Ablation, check_ablations
-from gradmm.studies.arm_recipes import zero_shot
+from gradmm.studies.arm_recipes import few_shot, zero_shot
 from gradmm.studies.plans import check_distribution, check_epsilons, check_models, check_plan, check_scarce
 
 SERVED = "generation.endpoint={url: 'http://127.0.0.1:9/v1', model: m}"
@@ -98,3 +100,22 @@ def test_zero_shot_texts_are_written_as_the_recipes_own() -> None:
     assert zero_shot(sst2(*settings)).word_tilt.strength == 0
     searched = zero_shot(sst2(preset="search")).generation
     assert (searched.method, searched.search.draws, searched.search.rounds) == ("search", 1, 0)
+
+
+@pytest.mark.parametrize("preset", [None, "search", "zero-shot"])
+def test_no_release_filters_texts_written_without_data(preset: str | None) -> None:
+    exemplars = [{"text": f"{name} words", "label": label} for label, name in enumerate(("bad", "good"))]
+    recipe = sst2("label_filter.enabled=true", f"label_filter.exemplars={exemplars}", preset=preset)
+    released = release_plan(recipe).target
+    assert filters_by_probe(recipe, released) == (preset != "zero-shot")
+    for arm in (zero_shot(recipe), few_shot(recipe)):
+        assert arm.label_filter.enabled
+        assert not filters_by_probe(arm, released)
+
+
+def test_two_epsilons_have_two_names() -> None:
+    check_epsilons(sst2(), [0.05, 1.0, 1.0])
+    for check in (lambda of: check_epsilons(sst2(), of), lambda of: check_plan(sst2(), [100], ["before"], of)):
+        with pytest.raises(InputError, match="two agree in six digits: gradmm, epsilon 1") as refused:
+            check([1.0000001, 0.05, 1.0])
+        assert refused.value.where == "epsilon"
