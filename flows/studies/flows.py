@@ -129,6 +129,7 @@ def compare(
     check_plan(recipe, sizes, arms, epsilons)
     study = Study("compare", recipe, root, command)
     study.check_budget([with_epsilon(study.recipe, value) for value in epsilons], arms)
+    study.check_rivals(arms)
     _ = study.target_context  # the first release
     private = {private_arm(epsilon): study.private(epsilon) for epsilon in epsilons}
     texts = study.arms(arms) | {arm: variant.texts for arm, variant in private.items()}

@@ -35,6 +35,7 @@ from gradmm.flows.pipeline import (
 from gradmm.flows.runtime.stage_runs import StageRuns
 from gradmm.flows.studies.rivals import Rival
 from gradmm.flows.ui.artifacts import UiArtifacts, artifact_key, never_failing
+from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.outputs.record import StageRecord, library_versions
 from gradmm.privacy.guarantee import Guarantee
 from gradmm.storage.artifacts import Root, StageArtifact
@@ -62,10 +63,17 @@ from gradmm.studies.plans import all_texts, planned_releases
 from gradmm.studies.record import StudyRecord, machine, source_commit, write_study
 from gradmm.tasks.finetune_eval import arm_eval
 from gradmm.tasks.mechanism_audit import mechanism_audit
-from gradmm.tasks.runtime.inputs import dataset_fingerprint, demo_material, drawn_rows, read_split
+from gradmm.tasks.runtime.inputs import (
+    dataset_fingerprint,
+    demo_material,
+    drawn_rows,
+    model_fingerprint,
+    read_split,
+)
 from gradmm.tasks.runtime.privacy_budget import composed_guarantee, count_records, releases_budget
 from gradmm.tasks.studies.arm_measures import arm_measures
 from gradmm.tasks.studies.coresets import coresets
+from gradmm.tasks.studies.rivals_check import rivals_check
 from gradmm.tasks.studies.tfidf_eval import tfidf_eval
 
 logger = logging.getLogger("gradmm.flow")
@@ -183,6 +191,18 @@ class Study:
         charged = [runs for each in private if (runs := stage_runs(self.requested, each, self.root)).plan.charged]
         if charged:  # the first release sets the budget, unless the data's owner has
             releases_budget(charged[0].context, planned_releases(self.recipe, variants, arms))
+
+    def check_rivals(self, names: Iterable[str]) -> None:
+        """Refuse the study if its model does not suit a rival.
+
+        Raises:
+            InputError: if it does not.
+        """
+        if rivals := tuple(name for name in names if name in RIVALS):
+            recipe, tokens = self.recipe, self.recipe.generation.text_tokens
+            assert tokens != "auto"  # of private data, which no rival's recipe may depend on
+            model, template = model_fingerprint(recipe.model), PromptTemplate.of(recipe)
+            rivals_check(self.runs.context, rivals, model, template, recipe.instructions, tokens)
 
     def private(self, epsilon: float) -> Variant:
         """Release the recipe's target under a guarantee."""

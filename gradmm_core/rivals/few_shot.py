@@ -18,6 +18,7 @@ one with the largest s. Here, with noise that is small for many records, all exa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -238,11 +239,15 @@ def rows_and_records(
         InputError: if the model does not keep keys and values of all tokens.
     """
     before, after = _around(language_model, instruction)
-    numbers = [each for layer in _read_once(language_model, before) for each in _keys_and_values(layer)]
-    of_token, lengths = sum(each.nbytes for each in numbers) / len(before), template.max_text_tokens
-    fitting = cache_bytes / (of_token * (lengths + len(after) + length))
+    lengths = template.max_text_tokens
+    fitting = cache_bytes / (_bytes_of_token(language_model, before) * (lengths + len(after) + length))
     rows = max(1, min(ROWS, int(FILLERS_SHARE * fitting / lengths)))
     return rows, fitting - (rows - 1) * lengths
+
+
+def _bytes_of_token(language_model: LanguageModel, ids: Sequence[int]) -> float:
+    numbers = [each for layer in _read_once(language_model, ids) for each in _keys_and_values(layer)]
+    return sum(each.nbytes for each in numbers) / len(ids)
 
 
 def sampling_rate(records: float, declared_records: int, classes: int) -> float:
@@ -267,8 +272,9 @@ def check_room(
     """Check that a record and an example, and all examples and a text, have room after an instruction.
 
     Raises:
-        InputError: if they have not.
+        InputError: if they have not, or if the model does not keep keys and values of all tokens.
     """
+    _read_once(language_model, _around(language_model, next(iter(instructions.values())))[0])
     for label, instruction in instructions.items():
         length, end = text_tokens[label], len(language_model.encode(line_end(instruction)))
         longest = max(template.max_text_tokens + end + length, examples * (length + end) + length)
@@ -335,6 +341,44 @@ def prompt_rows(
             found[label, count] = independent_rows(language_model, most, count, partial(probabilities, places))
             longer = count if found[label, count] == most else None
     return found
+
+
+@torch.no_grad()
+def check_memory(
+    language_model: LanguageModel,
+    template: TokenisedTemplate,
+    data: LabelledTexts,
+    rows: Mapping[Shape, int],
+    instructions: Mapping[int, str],
+    text_tokens: Mapping[int, int],
+    cache_bytes: int,
+    declared_records: int,
+) -> None:
+    """Check that keys and values of the records that take part have room; to be done before a release is charged.
+
+    The share of the records assumes classes of equal size. The message has no figure, as these are of the records.
+
+    Args:
+        rows: see `prompt_rows`.
+
+    Raises:
+        InputError: if those of a class have not.
+    """
+    tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
+    for label, instruction in instructions.items():
+        before, after = _around(language_model, instruction)
+        length = text_tokens[label]
+        _, fitting = rows_and_records(language_model, template, instruction, length, cache_bytes)
+        rate = sampling_rate(fitting, declared_records, len(instructions))
+        of_length = Counter(len(tokens[int(row)]) for row in data.of_class(label))
+        kept = sum(
+            (rate * records + rows[label, count] - 1) * (count + len(after) + length)
+            for count, records in of_length.items()
+            if count
+        )
+        if kept * _bytes_of_token(language_model, before) > cache_bytes:
+            problem = "the records of a class need more memory than they would in classes of equal size"
+            raise InputError(f"dp-few-shot: {problem}", "arms", "leave it out, or use a machine with more memory")
 
 
 @torch.no_grad()

@@ -9,12 +9,13 @@ from prefect import task
 
 from gradmm.config.settings import PrivacySettings
 from gradmm.privacy.guarantee import Guarantee, guarantee
-from gradmm.privacy.ledger import Release
+from gradmm.privacy.ledger import Entry, Release
 from gradmm.privacy.ledger import composed_guarantee as composed
 from gradmm.privacy.release_plan import ReleasePlan
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.storage.redaction import redact_errors
 from gradmm.tasks.runtime.inputs import read_split
+from gradmm.tasks.runtime.registry import STAGE_VERSIONS
 from gradmm.tasks.runtime.releasing import ledger_of, proposed_budget, uncharged
 from gradmm.tasks.runtime.stage_task import RunContext, SplitReference
 from gradmm.tasks.target_gradient import planned_release
@@ -50,13 +51,13 @@ def releases_budget(context: RunContext, planned: list[Release]) -> None:
     """Refuse a study whose releases together would exceed the budget, before anything is computed or charged.
 
     Which of them have been made already is known for certain only when their inputs are. Until then, a planned
-    release is taken for made if the ledger has one of the same space and noise.
+    release is taken for made if the ledger has one of the same space and noise that has been published.
 
     Raises:
         BudgetExhausted: if the others would exceed the budget.
     """
     ledger = ledger_of(context)
-    made = Counter(_kind(entry.release) for entry in ledger.all_entries())
+    made = Counter(_kind(entry.release) for entry in ledger.all_entries() if _was_published(context, entry))
     new = []
     for release in planned:
         made[_kind(release)] -= 1
@@ -64,6 +65,12 @@ def releases_budget(context: RunContext, planned: list[Release]) -> None:
             new.append(release)
     if new:
         ledger.check(proposed_budget(context), *new)
+
+
+def _was_published(context: RunContext, entry: Entry) -> bool:
+    """Return whether a release's result exists, also where a kill kept its entry from being finished."""
+    stages = (context.root.find_stage(stage, entry.release.stage_key) for stage in STAGE_VERSIONS)
+    return entry.sha256 is not None or any(stages)
 
 
 def _kind(release: Release) -> tuple[object, ...]:

@@ -70,7 +70,6 @@ def private_adapters(
 
     def read() -> Private:
         language_model, template = read_model(context, model, prompt_template)
-        dp_adapters.check_room(language_model, template, instructions)
         adapted = dp_adapters.AdaptedModel.of(language_model, rank, seed)
         data = read_split(context, train)
         return adapted, template, data, dp_adapters.gradient_rows(adapted, template, data, instructions)

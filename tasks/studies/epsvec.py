@@ -48,7 +48,7 @@ def private_means(
         texts: of the model, of all classes.
         mechanism: with sensitivity 1.
     """
-    from gradmm.rivals.epsvec import class_sums, middle_layer, public_means, released_vectors
+    from gradmm.rivals.epsvec import class_sums, public_means, released_vectors
     from gradmm.rivals.releases import MEAN_STATES, rival_release
 
     public = {
@@ -64,7 +64,6 @@ def private_means(
 
     def sums() -> tuple[dict[int, Tensor], PublicMeans]:
         language_model, template = read_model(context, model, prompt_template)
-        middle_layer(language_model)  # before the charge: a model that cannot be steered is refused
         means, data = public_means(language_model, template, texts.read()), read_split(context, train)
         return class_sums(language_model, template, means.features, data, space, matching, mechanism), means
 

@@ -523,8 +523,30 @@ def test_a_model_that_cannot_be_steered_is_refused_before_a_charge(
 
     monkeypatch.setattr("gradmm.rivals.epsvec.middle_layer", refused)
     with pytest.raises(InputError, match="has one layer"):
-        compare(rival_recipe, tmp_path, (4,), ("before", "epsvec"), (1.0,))
-    assert len(Ledger.of(tmp_path, rival_recipe.ledger).entries()) == 1  # the product's
+        compare(rival_recipe, tmp_path, (4,), ("before", "private-evolution", "epsvec"), (1.0,))
+    assert Ledger.of(tmp_path, rival_recipe.ledger).entries() == []
+    assert not list(tmp_path.glob("stages/*/*"))
+
+
+def test_a_rival_that_was_killed_after_its_charge_is_refused_before_anything_is_computed(
+    rival_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as while_it_draws:
+        while_it_draws.setattr("gradmm.rivals.few_shot.private_examples", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compare(rival_recipe, tmp_path, (4,), ("before", "dp-few-shot"), (1.0,))
+    ledger = Ledger.of(tmp_path, rival_recipe.ledger)
+    budget = ledger.budget()
+    assert budget is not None
+    assert [entry.sha256 is None for entry in ledger.entries()] == [False, True]
+    ledger.set_budget(budget.model_copy(update={"epsilon": 1.1 * ledger.spent(1e-5, "add-or-remove")}))
+    before = set(tmp_path.glob("stages/*/*"))
+    with pytest.raises(BudgetExhausted, match="this release would bring"):
+        compare(rival_recipe, tmp_path, (4,), ("before", "zero-shot", "dp-few-shot"), (1.0,))
+    assert set(tmp_path.glob("stages/*/*")) == before
 
 
 def test_a_study_draws_no_target_for_each_variant(rival_recipe: Recipe, tmp_path: Path) -> None:

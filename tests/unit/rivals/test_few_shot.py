@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from gradmm.rivals.few_shot import (
     THRESHOLD,
     Prompts,
     _around,
+    check_memory,
     check_room,
     drawn,
     private_examples,
@@ -342,6 +344,34 @@ def test_records_and_rows_without_a_record_have_room_together(
     prompts = Prompts(phi, allowed_tokens(phi, "english"), before, records, after, of_length, TOKENS[1])
     numbers = [each for part in prompts._passes for layer in part.cache.layers for each in layer._rooms]
     assert 0.8 * room < sum(each.untyped_storage().nbytes() for each in numbers) <= room
+
+
+@torch.no_grad()
+def test_a_class_that_has_no_room_is_refused_before_anything_is_charged(
+    phi: LanguageModel, template: TokenisedTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An equal share of the declared records has; what a class takes is allocated, for comparison."""
+    monkeypatch.setattr(few_shot, "independent_rows", lambda _, rows, *__: rows)
+    room, longest, instructions = 2**23, template.max_text_tokens, {0: INSTRUCTIONS[1], 1: INSTRUCTIONS[1]}
+    length = dict.fromkeys(instructions, TOKENS[1])
+    rows, fitting = rows_and_records(phi, template, INSTRUCTIONS[1], TOKENS[1], room)
+    before, after = (phi.encode(part) for part in (INSTRUCTIONS[1], "\n"))
+    allowed, share = allowed_tokens(phi, "english"), int(fitting)
+
+    def allocated(records: int) -> int:
+        inputs, rows_of = [[9] * longest] * records, {longest: rows}
+        prompts = Prompts(phi, allowed, before, inputs, after, rows_of, TOKENS[1])
+        numbers = [each for part in prompts._passes for layer in part.cache.layers for each in layer._rooms]
+        return sum(each.untyped_storage().nbytes() for each in numbers)
+
+    for more, fits in ((0, True), (share // 2, False)):
+        labels = (1,) * (share + more) + (0,) * (share - more)
+        data = LabelledTexts(("!" * longest,) * len(labels), labels)
+        shapes = prompt_rows(phi, template, data, instructions, length, GENERATION, room)
+        assert (allocated(share + more) <= room) == fits
+        expected = nullcontext() if fits else pytest.raises(InputError, match="more memory than they would")
+        with expected:
+            check_memory(phi, template, data, shapes, instructions, length, room, 2 * share)
 
 
 @torch.no_grad()
