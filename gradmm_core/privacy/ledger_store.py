@@ -162,7 +162,7 @@ def tries(where: Path | UPath) -> Iterator[None]:
 
 
 def _busy(where: str) -> InputError:
-    what = f"another run has been releasing from the same data for {LOCK_SECONDS:g} s"
+    what = f"another run has been releasing by this ledger for {LOCK_SECONDS:g} s"
     return InputError(what, where, "wait for it to end or stop it, then run again")
 
 

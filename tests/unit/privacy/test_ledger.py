@@ -456,7 +456,7 @@ def test_the_lock_is_held_from_the_check_to_the_end_of_a_charge(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_store, "LOCK_SECONDS", 0.05)
-    told = r"jsonl\.lock: another run has been releasing from the same data for 0\.05 s; wait for it"
+    told = r"jsonl\.lock: another run has been releasing by this ledger for 0\.05 s; wait for it"
     with ThreadPoolExecutor(1) as other_thread:
 
         def refused_elsewhere(*_: object) -> float:
