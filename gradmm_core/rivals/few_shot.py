@@ -318,6 +318,7 @@ def prompt_rows(
     text_tokens: Mapping[int, int],
     generation: GenerationSettings,
     cache_bytes: int,
+    declared_records: int,
 ) -> dict[Shape, int]:
     """Return how many rows the passes of each shape have; to be checked before a release is charged.
 
@@ -326,7 +327,8 @@ def prompt_rows(
 
     Raises:
         InputError: if the model gives one text different probabilities in two passes, or does not keep the keys
-            and values of all tokens.
+            and values of all tokens; and if those of a class's records have no room, of which `sampling_rate`
+            assumes that all classes are of equal size. The message has no figure, as these are of the records.
     """
     allowed = allowed_tokens(language_model, generation.projection.language)
     tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
@@ -335,50 +337,22 @@ def prompt_rows(
         before, after = _around(language_model, instruction)
         length, longer = text_tokens[label], None
         probabilities = partial(_probabilities, language_model, allowed, before, after, length)
-        most, _ = rows_and_records(language_model, template, instruction, length, cache_bytes)
-        for count in sorted({len(tokens[int(row)]) for row in data.of_class(label)} - {0}, reverse=True):
+        most, fitting = rows_and_records(language_model, template, instruction, length, cache_bytes)
+        of_length = Counter(len(tokens[int(row)]) for row in data.of_class(label))
+        for count in sorted(of_length.keys() - {0}, reverse=True):
             places = length if longer is None else min(length, 1 + longer - count)
             found[label, count] = independent_rows(language_model, most, count, partial(probabilities, places))
             longer = count if found[label, count] == most else None
-    return found
-
-
-@torch.no_grad()
-def check_memory(
-    language_model: LanguageModel,
-    template: TokenisedTemplate,
-    data: LabelledTexts,
-    rows: Mapping[Shape, int],
-    instructions: Mapping[int, str],
-    text_tokens: Mapping[int, int],
-    cache_bytes: int,
-    declared_records: int,
-) -> None:
-    """Check that keys and values of the records that take part have room; to be done before a release is charged.
-
-    The share of the records assumes classes of equal size. The message has no figure, as these are of the records.
-
-    Args:
-        rows: see `prompt_rows`.
-
-    Raises:
-        InputError: if those of a class have not.
-    """
-    tokens = tokenise_split(language_model.tokenizer, data.texts, template.max_text_tokens, None)
-    for label, instruction in instructions.items():
-        before, after = _around(language_model, instruction)
-        length = text_tokens[label]
-        _, fitting = rows_and_records(language_model, template, instruction, length, cache_bytes)
         rate = sampling_rate(fitting, declared_records, len(instructions))
-        of_length = Counter(len(tokens[int(row)]) for row in data.of_class(label))
         kept = sum(
-            (rate * records + rows[label, count] - 1) * (count + len(after) + length)
-            for count, records in of_length.items()
-            if count
+            (rate * of_length[count] + rows - 1) * (count + len(after) + length)
+            for (of, count), rows in found.items()
+            if of == label
         )
         if kept * _bytes_of_token(language_model, before) > cache_bytes:
             problem = "the records of a class need more memory than they would in classes of equal size"
             raise InputError(f"dp-few-shot: {problem}", "arms", "leave it out, or use a machine with more memory")
+    return found
 
 
 @torch.no_grad()

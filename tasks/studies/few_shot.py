@@ -70,9 +70,7 @@ def private_examples(
     def read() -> Private:
         language_model, template = read_model(context, model, prompt_template)
         data, cache_bytes = read_split(context, train), _cache_bytes(language_model)
-        rows = few_shot.prompt_rows(language_model, template, data, *writing, cache_bytes)
-        room = instructions, text_tokens, cache_bytes, declared_records
-        few_shot.check_memory(language_model, template, data, rows, *room)
+        rows = few_shot.prompt_rows(language_model, template, data, *writing, cache_bytes, declared_records)
         return language_model, template, data, rows
 
     def publish(private: Private) -> StageArtifact:

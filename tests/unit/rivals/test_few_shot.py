@@ -29,7 +29,6 @@ from gradmm.rivals.few_shot import (
     THRESHOLD,
     Prompts,
     _around,
-    check_memory,
     check_room,
     drawn,
     private_examples,
@@ -137,7 +136,7 @@ def test_shapes_are_checked_for_rows_that_depend_on_the_others(
 ) -> None:
     """At every token of an example; where they do, prompts are computed one at a time."""
     language_model = tiny_language_model(tokenizer, "phi", dtype=dtype)
-    asked = language_model, template, DATA, INSTRUCTIONS, TOKENS, GENERATION, ROOM
+    asked = language_model, template, DATA, INSTRUCTIONS, TOKENS, GENERATION, ROOM, 8
     lengths = {
         (label, len(language_model.encode(text))) for text, label in zip(DATA.texts, DATA.labels, strict=True)
     }
@@ -246,7 +245,7 @@ def written(
     language_model: LanguageModel, template: TokenisedTemplate, data: LabelledTexts, claim: GaussianMechanism
 ) -> list[str]:
     writing = INSTRUCTIONS, TOKENS, GENERATION, ROOM
-    shapes = prompt_rows(language_model, template, data, *writing)
+    shapes = prompt_rows(language_model, template, data, *writing, 8)
     rows, figures = private_examples(language_model, template, data, shapes, *writing, 3, claim, 8, 0)
     assert rows["label"].tolist() == [0, 0, 0, 1, 1, 1]
     assert rows["rank"].tolist() == [1, 2, 3] * 2
@@ -333,7 +332,7 @@ def test_records_and_rows_without_a_record_have_room_together(
     room, longest = 2**27, template.max_text_tokens
     texts = tuple("!" * count for count in range(1, longest + 1))
     data = LabelledTexts(texts, (1,) * len(texts))
-    of_shape = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION, room)
+    of_shape = prompt_rows(phi, template, data, {1: INSTRUCTIONS[1]}, TOKENS, GENERATION, room, longest)
     rows, fitting = rows_and_records(phi, template, INSTRUCTIONS[1], TOKENS[1], room)
     assert len(of_shape) == longest
     assert 1 < rows < 64
@@ -367,11 +366,10 @@ def test_a_class_that_has_no_room_is_refused_before_anything_is_charged(
     for more, fits in ((0, True), (share // 2, False)):
         labels = (1,) * (share + more) + (0,) * (share - more)
         data = LabelledTexts(("!" * longest,) * len(labels), labels)
-        shapes = prompt_rows(phi, template, data, instructions, length, GENERATION, room)
         assert (allocated(share + more) <= room) == fits
         expected = nullcontext() if fits else pytest.raises(InputError, match="more memory than they would")
         with expected:
-            check_memory(phi, template, data, shapes, instructions, length, room, 2 * share)
+            prompt_rows(phi, template, data, instructions, length, GENERATION, room, 2 * share)
 
 
 @torch.no_grad()
@@ -381,7 +379,7 @@ def test_a_model_that_forgets_the_first_tokens_is_refused_before_anything_is_cha
     """Its window is shorter than the instruction."""
     model = tiny_language_model(tokenizer, "phi3", sliding_window=6)
     instructions = {0: "a bad day , rude staff and cold coffee :\n"}
-    asked = DATA, instructions, TOKENS, GENERATION, ROOM
+    asked = DATA, instructions, TOKENS, GENERATION, ROOM, 8
     with pytest.raises(InputError, match=r"^model\.name: the model does not keep keys and values of all tokens"):
         prompt_rows(model, tokenise_template(model, prompt_template), *asked)
 
