@@ -38,6 +38,8 @@ CRON = "0 6 1 1 *"
 SHARDS = 16
 SLOW = {"per_class": SHARDS // 2, "shard_size": 1, "search": {"draws": 6000, "rounds": 1}}
 FIRST_RUNS = {"stopped": 1, "plain": 2, "private": 1}
+#: How long to wait for anything: many times what it takes where nothing else runs.
+LIMIT_SECONDS = 240
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +95,7 @@ def prefect_server(
         ) as process,
     ):
         try:
-            wait_for(
-                lambda: "prefect deployment run gradmm/" in log.read_text() or process.poll() is not None, 120
-            )
+            wait_for(lambda: "prefect deployment run gradmm/" in log.read_text() or process.poll() is not None)
             assert process.poll() is None, log.read_text()
             api = f"http://127.0.0.1:{port}/api"
             assert f"export PREFECT_API_URL={api}\n" in log.read_text()
@@ -116,8 +116,8 @@ def first_runs(prefect_server: Served) -> dict[str, list[FlowRun]]:
     return {name: [start(name) for _ in range(runs)] for name, runs in FIRST_RUNS.items()}
 
 
-def wait_for(happened: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.3)
@@ -147,7 +147,7 @@ def runs_of(recipe: str) -> dict[UUID, FlowRun]:
 def finished(run: FlowRun) -> FlowRun:
     """The run, once it has ended."""
     with get_client(sync_client=True) as client:  # one for all questions: making one takes as long as many of them
-        wait_for(lambda: (state := client.read_flow_run(run.id).state) and state.is_final(), 90)
+        wait_for(lambda: (state := client.read_flow_run(run.id).state) and state.is_final())
         return client.read_flow_run(run.id)
 
 
@@ -160,7 +160,11 @@ def named(run: FlowRun) -> str:
 
 def command(served: Served, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", *arguments], env=served.environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", *arguments],
+        env=served.environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
@@ -197,7 +201,7 @@ def test_a_run_that_is_cancelled_or_killed_goes_on_in_the_next_one(
     prefect_server: Served, first_runs: dict[str, list[FlowRun]]
 ) -> None:
     (cancelled,) = first_runs["stopped"]  # the first test, so that this one is still going on
-    wait_for(lambda: shards(prefect_server), 90)
+    wait_for(lambda: shards(prefect_server))
     command(prefect_server, "prefect", "flow-run", "cancel", str(cancelled.id))
     assert named(cancelled) == "Cancelled"
     assert not processes_of(cancelled)
@@ -205,7 +209,7 @@ def test_a_run_that_is_cancelled_or_killed_goes_on_in_the_next_one(
     assert 1 <= len(after_cancelling) < SHARDS
 
     killed = start("stopped")
-    wait_for(lambda: len(shards(prefect_server)) > len(after_cancelling), 90)
+    wait_for(lambda: len(shards(prefect_server)) > len(after_cancelling))
     for process in processes_of(killed):
         os.kill(process, signal.SIGKILL)
     assert named(killed) == "Crashed"
@@ -226,7 +230,7 @@ def test_cron_creates_runs_of_every_deployment(prefect_server: Served) -> None:
         def scheduled() -> list[FlowRun]:
             return [run for run in client.read_flow_runs(limit=200) if run.auto_scheduled]
 
-        wait_for(lambda: {run.deployment_id for run in scheduled()} >= ours, 60)
+        wait_for(lambda: {run.deployment_id for run in scheduled()} >= ours)
         for run in scheduled():
             assert run.expected_start_time is not None
             assert run.expected_start_time > datetime.now(UTC)
@@ -343,7 +347,7 @@ def test_notify_starts_a_run_and_changed_data_recompute_from_the_target_on(
     rows.to_parquet(train)
     before = set(runs_of("plain"))
     assert "gradmm/plain starts" in command(prefect_server, "gradmm.deployments.cli.main", "notify", "plain")
-    wait_for(lambda: set(runs_of("plain")) - before, 30)
+    wait_for(lambda: set(runs_of("plain")) - before)
     (run,) = [run for id, run in runs_of("plain").items() if id not in before]
     assert named(run) == "Completed"
     changed = records(prefect_server, "plain")[-1]
