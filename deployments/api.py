@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -100,8 +101,9 @@ def distil(
     Raises:
         InputError: for a name, data, columns or settings that cannot be used.
         BudgetExhausted: if the release would exceed the privacy budget of the data.
+        TypeError: for a root or a model that is no path.
     """
-    place, model = location(str(root)), str(model)
+    place, model = location(os.fspath(root)), os.fspath(model)  # None has no path
     if recipe_name(name) != name:
         raise InputError(f"{name!r} is not a valid name", "name", f"use {recipe_name(name)!r}")
     if isinstance(settings, str):

@@ -127,6 +127,14 @@ def test_a_name_that_cannot_be_is_refused_before_the_frame_is_written(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("argument", ["root", "model"])
+def test_what_is_no_path_is_refused(tmp_path: Path, argument: str) -> None:
+    arguments: Any = {"model": tmp_path, "root": tmp_path, argument: None}
+    with pytest.raises(TypeError, match="NoneType"):
+        gradmm.distil(REVIEWS, epsilon=None, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_wrong_with_a_frame_is_said(distil: Callable[..., gradmm.Distillation]) -> None:
     with pytest.raises(gradmm.InputError, match="no column 'body' among the columns 'review', 'stars'"):
         distil(REVIEWS, text="body")
