@@ -42,9 +42,9 @@ RIVAL_STUDIES = (
     "emotions-six-adapters",
     "emotions-six-rivals",
     "emotions-six-rivals-epsilon-0.05",
-    "imdb-adapters",
     "imdb-rivals",
     "imdb-few-shot",
+    "imdb-adapters",
     "imdb-rivals-epsilon-0.05",
 )
 STUDIES = (
