@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def measure(study: Study, folder: Path) -> None:
 
 def in_results(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     """Name and round the columns of a study's table as the other data of the results have them."""
-    table = table.rename(columns=lambda name: name.replace("difference", "lead").replace("_half_width", "_ci95"))
+    table = table.rename(columns=lambda name: re.sub("^difference", "lead", name).replace("_half_width", "_ci95"))
     for name in table.select_dtypes("float64"):
         form = "{:g}" if name == "learning_rate" else "{:.3f}"
         table[name] = table[name].map(lambda value, form=form: "" if pd.isna(value) else form.format(value))
