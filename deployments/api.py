@@ -101,9 +101,11 @@ def distil(
     Raises:
         InputError: for a name, data, columns or settings that cannot be used.
         BudgetExhausted: if the release would exceed the privacy budget of the data.
-        TypeError: for a root or a model that is no path.
+        ValueError: for a root that is no path, and for a URL that cannot be used.
+        TypeError: for a model that is no path.
     """
-    place, model = location(os.fspath(root)), os.fspath(model)  # None has no path
+    # Text tells a URL with one slash, as `Path` makes of it, from a folder.
+    place, model = location(str(root) if isinstance(root, Path) else root), os.fspath(model)
     if recipe_name(name) != name:
         raise InputError(f"{name!r} is not a valid name", "name", f"use {recipe_name(name)!r}")
     if isinstance(settings, str):

@@ -35,10 +35,12 @@ def location(place: str | Path | UPath) -> Path | UPath:
     Raises:
         ValueError: for the home of an unknown user, and for a URL that lacks a slash or whose protocol is unknown
             or read-only. Also for a URL with patterns, options or credentials, which would end up in records and
-            pages.
+            pages, and for what is neither text nor a path.
     """
     if isinstance(place, UPath) and not isinstance(place, Path):
         return place
+    if not isinstance(place, str | Path):  # `str(None)` would be a folder
+        raise ValueError(f"{place!r} is no path")
     kind, is_url, rest = str(place).partition("://")
     if not is_url:
         if isinstance(place, str) and (slip := SLIP.fullmatch(place)):

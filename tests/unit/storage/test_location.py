@@ -63,6 +63,12 @@ def test_a_read_only_url_or_one_with_options_is_refused(url: str) -> None:
         location(url)
 
 
+@pytest.mark.parametrize("place", [None, 5, b"a/b"])
+def test_what_is_neither_text_nor_a_path_is_no_location(place: Any) -> None:
+    with pytest.raises(ValueError, match="is no path"):
+        location(place)
+
+
 @pytest.mark.parametrize("text", ["/a/b", "s3://bucket/a"])
 def test_a_location_survives_json_and_has_the_schema_of_a_path(text: str) -> None:
     place = location(text)
