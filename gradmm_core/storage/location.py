@@ -29,7 +29,7 @@ FRESH_LISTINGS: dict[str, Any] = {"use_listings_cache": False}
 SLIP = re.compile("(?P<kind>s3a?|gs|gcs|abfss?|az|file|memory):/(?P<rest>.*)")
 
 
-def location(place: str | Path | UPath) -> Path | UPath:
+def location(place: object) -> Path | UPath:
     """Return a `Path` for a local path, with `~` expanded, or a `UPath` for a URL. Access nothing.
 
     Raises:
@@ -39,7 +39,7 @@ def location(place: str | Path | UPath) -> Path | UPath:
     """
     if isinstance(place, UPath) and not isinstance(place, Path):
         return place
-    if not isinstance(place, str | Path):  # `str(None)` would be a folder
+    if not isinstance(place, str | Path):  # settings may hold anything, and `str(None)` would be a folder
         raise ValueError(f"{place!r} is no path")
     kind, is_url, rest = str(place).partition("://")
     if not is_url:
