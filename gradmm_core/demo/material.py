@@ -6,6 +6,7 @@ the code that wrote them. If the folder is complete, this module imports neither
 
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -22,6 +23,8 @@ from gradmm.threads import limit_threads
 if TYPE_CHECKING:
     import torch
     import transformers
+
+logger = logging.getLogger(__name__)
 
 SEED = 20250713
 SPLITS = {"train": 2000, "validation": 400, "test": 600}  # rows
@@ -75,6 +78,7 @@ def build_demo(folder: Path) -> DemoMaterial:
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    logger.info("demo: writing its data and training its model, about a minute")
     try:
         write_material(staging)
         put_in_place(staging, folder)

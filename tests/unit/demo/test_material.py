@@ -127,6 +127,17 @@ def test_a_complete_folder_is_not_rebuilt(tmp_path: Path, quick_build: list[Path
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def test_only_a_build_is_announced(
+    tmp_path: Path, quick_build: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gradmm.demo.material")
+    build_demo(tmp_path / "demo")
+    (line,) = caplog.messages
+    assert line.startswith("demo: ")
+    build_demo(tmp_path / "demo")
+    assert caplog.messages == [line]
+
+
 def test_a_damaged_or_outdated_folder_is_rebuilt(
     tmp_path: Path, quick_build: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
