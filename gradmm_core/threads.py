@@ -1,8 +1,9 @@
-"""How torch computes on this machine: its threads, and its products of float32 matrices."""
+"""How torch computes on this machine: its threads, and its products of matrices."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,3 +50,24 @@ def reduced_precision_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def bfloat16_slowdown(repeats: int = 5) -> float:
+    """Time a product of matrices on the CPU in bfloat16, relative to float32.
+
+    Without instructions for bfloat16 a processor takes several times as long. The fastest of the repeats counts,
+    as other work slows some of them down.
+    """
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        states, weights = torch.ones(256, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
+        start = time.perf_counter()
+        torch.nn.functional.linear(states, weights)
+        return time.perf_counter() - start
+
+    times = [(seconds(torch.bfloat16), seconds(torch.float32)) for _ in range(1 + repeats)][
+        1:
+    ]  # the first warms up
+    of_bfloat16, of_float32 = (min(of_dtype) for of_dtype in zip(*times, strict=True))
+    return of_bfloat16 / of_float32

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gradmm.config.recipe import Recipe
 from gradmm.data.splits import LabelledTexts
 from gradmm.deployments.cli.summary import next_release
-from gradmm.deployments.serving.local_run import progress_on_stderr
 from gradmm.errors import printable, together
 from gradmm.flows.pipeline import stage_runs
 from gradmm.labelling.release_warnings import release_warnings
@@ -34,8 +33,7 @@ def check(requested: Recipe, root_path: Location) -> None:
     """
     root = Root(path=root_path.resolve())
     root.prepare()
-    with progress_on_stderr():
-        recipe = demo_material.fn(requested, root)
+    recipe = demo_material.fn(requested, root)
     context = stage_runs(requested, recipe, root).context
 
     def data() -> DataReference:

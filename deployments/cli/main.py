@@ -200,13 +200,14 @@ def init(
 @app.command(group=RUNNING)
 def check(recipe: RecipeName, /, *, changes: Changes = Changes(), root: Root = DEFAULT_ROOT) -> None:
     """Read a recipe's data and load its model, compute nothing, and list all problems."""
-    from gradmm.deployments.serving.local_run import configure_prefect
+    from gradmm.deployments.serving.local_run import configure_prefect, progress_on_stderr
 
     loaded = changes.load(recipe)
     configure_prefect(verbose=False)
     from gradmm.deployments.cli.check import check
 
-    check(loaded, root)
+    with progress_on_stderr():
+        check(loaded, root)
 
 
 @app.command(group=RUNNING)

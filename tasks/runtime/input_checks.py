@@ -6,6 +6,7 @@ the model shows, before anything is computed. The texts that a filter keeps are 
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,15 +19,23 @@ from gradmm.lm.prompt_template import PromptTemplate
 from gradmm.storage.artifacts import StageArtifact
 from gradmm.tasks.runtime.inputs import DataReference, read_model
 from gradmm.tasks.runtime.stage_task import RunContext
+from gradmm.threads import bfloat16_slowdown
 
 if TYPE_CHECKING:
     from gradmm.evaluation.memory_plan import MemoryPlan
+
+logger = logging.getLogger("gradmm.flow")
+
+#: How much slower than float32 bfloat16 may be before the log says so.
+SLOW = 2
 
 
 def check_model(
     context: RunContext, recipe: Recipe, model: ModelReference, prompt_template: PromptTemplate
 ) -> MemoryPlan:
     """Check that the model can be loaded, that all stages fit in memory, and that texts and exemplars have room.
+
+    Logs a line if the model's dtype is slow on this processor.
 
     Returns:
         The memory that each stage takes.
@@ -56,6 +65,13 @@ def check_model(
     )
     if recipe.label_filter.enabled:
         exemplar_context(language_model, prompt_template, template, recipe.label_filter, longest)
+    on_cpu = language_model.device.type == "cpu"
+    if on_cpu and model.dtype == "bfloat16" and (slowdown := bfloat16_slowdown()) > SLOW:
+        logger.info(
+            "model: bfloat16 is about %.0f times as slow as float32 on this processor; set model.dtype=float32, "
+            "before a private release, as it is another model",
+            slowdown,
+        )
     return plan
 
 

@@ -95,6 +95,25 @@ def test_two_commands_make_a_release(
     assert len(rows) == 12
 
 
+@pytest.mark.parametrize(
+    ("dtype", "slowdown", "warned"), [("bfloat16", 6.7, True), ("bfloat16", 1.2, False), ("float32", 6.7, False)]
+)
+def test_bfloat16_on_a_processor_without_it_is_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: ModelReference,
+    dtype: str,
+    slowdown: float,
+    warned: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gradmm.tasks.runtime.input_checks.bfloat16_slowdown", lambda: slowdown)
+    assert gradmm("init", as_csv(tmp_path), "--model", tiny_model.name).status == 0
+    checked = gradmm("check", "reviews.yaml", "--root", "root", "--set", f"model.dtype={dtype}")
+    assert checked.status == 0, checked.err
+    assert ("bfloat16 is about 7 times as slow as float32 on this processor" in checked.err) == warned
+
+
 def test_a_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.yaml").write_text("mine")
