@@ -65,8 +65,8 @@ def test_losses_come_with_the_logits_of_the_texts_own_tokens(model: LanguageMode
     assert torch.allclose(losses, matching(x), atol=1e-10)
     for i, row in enumerate(ids.tolist()):
         plain = model.model(input_ids=torch.tensor([[3, 4, *row]])).logits[0]
-        # Predictions of tokens 1, 2, ... Attention's softmax is in float32 in every dtype, and how it rounds depends
-        # on the length of the sequence and on the processor.
+        # Predictions of tokens 1, 2, ... Attention's softmax is in float32 in every dtype, and how it rounds
+        # depends on the length of the sequence and on the processor.
         assert torch.allclose(logits[i], plain[2:-1], atol=1e-6)
     # The logits are detached: no gradient may flow through them.
     assert not logits.requires_grad
