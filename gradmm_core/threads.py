@@ -66,8 +66,6 @@ def bfloat16_slowdown(repeats: int = 5) -> float:
         torch.nn.functional.linear(states, weights)
         return time.perf_counter() - start
 
-    times = [(seconds(torch.bfloat16), seconds(torch.float32)) for _ in range(1 + repeats)][
-        1:
-    ]  # the first warms up
-    of_bfloat16, of_float32 = (min(of_dtype) for of_dtype in zip(*times, strict=True))
+    times = [(seconds(torch.bfloat16), seconds(torch.float32)) for _ in range(1 + repeats)]
+    of_bfloat16, of_float32 = (min(of_dtype) for of_dtype in zip(*times[1:], strict=True))  # the first warms up
     return of_bfloat16 / of_float32
